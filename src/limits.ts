@@ -1,0 +1,172 @@
+// Every bound of the hub, its unit in the name and its reason beside it. Nothing here acts; nothing
+// anywhere else invents a bound. `LIMIT_<NAME>` in the environment overrides the rates at the top.
+
+/** Rates an operator may override with `LIMIT_<NAME>`; 0 switches a rate off. */
+export const rateDefaults = {
+  /** Failed logins per 5 minutes for one ip and email: a person mistypes, a guesser is stopped. */
+  LOGIN: 5,
+  /** Failed logins per 5 minutes for one ip, whatever the email: password spraying. */
+  LOGIN_IP: 20,
+  /** Refreshes per minute and user: a tab needs one in 15 minutes, ten tabs reload at once. */
+  REFRESH: 10,
+  /** API requests per minute and user: a script that polls each 100 ms is the fastest honest one. */
+  API: 600,
+  /** Requests a user may make at once before the rate counts: a dashboard that opens. */
+  API_BURST: 120,
+  /** Enrollments per minute and ip: a site behind one NAT rolls out ten devices a second. */
+  ENROLL: 600,
+  /** Enrollments with a wrong secret per minute and ip. */
+  ENROLL_FAILURES: 10,
+  /** Connects per minute and device: full-jitter back-off makes about two. */
+  CONNECT: 6,
+  /** Frames per minute and agent, sustained: ten a second of live output beside heartbeats. */
+  FRAMES: 600,
+  /** Frames an agent may send at once: a hundred queued results after an outage, with their states. */
+  FRAMES_BURST: 1200,
+  /** New agent sockets per second and hub: what PostgreSQL and the actors take without delaying anyone. */
+  ACCEPT: 4000,
+}
+
+export type Rates = { -readonly [K in keyof typeof rateDefaults]: number }
+
+export const limits = {
+  // ---- HTTP
+  /** Body of a request: scripts are 256 KiB, the rest is far smaller. */
+  bodyBytesMax: 1024 * 1024,
+  /** One string of a credential as presented; hashing longer ones would be work for free. */
+  credentialBytesMax: 1024,
+  /** A whole request's work, database included; beyond it the caller has given up. */
+  requestMsMax: 30_000,
+  /** `?wait`: proxies in front commonly cut at 60 s. */
+  waitSecondsMax: 60,
+  /** Requests held by `?wait` at once: each is an open response of about 2 KB. */
+  waitersMax: 20_000,
+  /** Page size of lists; 500 device rows are about 300 KB. */
+  pageSizeMax: 500,
+  pageSizeDefault: 50,
+  /** A cursor holds two keys and a digest; longer ones are not ours. */
+  cursorCharsMax: 1024,
+  /** A caller's X-Request-Id is kept when it is no longer than this. */
+  requestIdCharsMax: 128,
+  /** Idempotency-Key as a header: a UUID or a ULID, with room. */
+  idempotencyKeyCharsMax: 255,
+
+  // ---- sign-in
+  accessTokenSeconds: 900,
+  refreshTokenDays: 7,
+  /** A family of refresh tokens ends here whatever is done: a stolen laptop is not signed in for ever. */
+  refreshFamilyDays: 30,
+  /** Two tabs refresh at once; the slower one gets the same successor within this time. */
+  refreshLeewaySeconds: 30,
+  passwordCharsMin: 12,
+  passwordCharsMax: 256,
+  /** Hashes waiting for a thread; at about 50 ms each, 64 on one thread are 3 s, then 503. */
+  hashQueueMax: 64,
+  /** Verified access tokens kept: about 300 bytes each. */
+  tokenCacheMax: 50_000,
+  /** Signed-in identities kept: about 1 KB each. */
+  identityCacheMax: 50_000,
+  /** A cached identity is trusted while the LISTEN connection answered within this time. */
+  identityTrustMs: 2_000,
+  /** Audit rows of refusals waiting to be written; each is about 500 bytes. */
+  auditQueueMax: 10_000,
+
+  // ---- agents
+  /** Heartbeat interval told to agents. */
+  heartbeatSeconds: 30,
+  /** Offline after this many intervals without a heartbeat: one lost beat is no outage. */
+  heartbeatIntervalsMax: 2.5,
+  /** A text frame; a result with stdout and stderr of 1 MiB each fits with room. */
+  frameBytesMax: 4 * 1024 * 1024,
+  inventoryBytesMax: 256 * 1024,
+  /** Bytes waiting in one agent's socket before it is closed as a slow reader: two of the largest frames. */
+  backpressureBytesMax: 8 * 1024 * 1024,
+  /** Upgrades waiting for their token check; past it 503. About 1 KB each. */
+  connectQueueMax: 20_000,
+  /** Token checks, claims: rows in one statement. 512 rows take PostgreSQL about 5 ms. */
+  connectBatchMax: 512,
+  /** Between two starts of a connect statement: nobody notices 20 ms, a storm makes 50 statements/s. */
+  connectGapMs: 20,
+  /** A refused agent is told to come back after up to this. */
+  acceptRetrySecondsMax: 30,
+  /** Frame batches handed to a shard and not yet confirmed; past it heartbeats are dropped. */
+  shardBatchesMax: 64,
+  /** Bytes of frames handed to a shard and not yet confirmed; past it sockets are paused. */
+  shardBytesMax: 64 * 1024 * 1024,
+  /** Frames of one turn handed over in one message: keeps a message under about 1 ms of work. */
+  shardBatchFramesMax: 1024,
+  /** An agent's own alert. */
+  alertTitleCharsMax: 255,
+  alertMessageCharsMax: 4096,
+  dedupeKeyCharsMax: 255,
+  /** Metrics an agent may report beside the named ones; stored as one small jsonb. */
+  metricsMax: 32,
+  metricNameCharsMax: 64,
+  /** lastSeenAt and metrics are flushed at most this often per device, jittered. */
+  presenceFlushMs: 60_000,
+  /** An enrollment is repeated with its Idempotency-Key within this time. */
+  enrollRepeatSeconds: 600,
+
+  // ---- commands
+  /** Open commands per device: more is a script in a loop. */
+  openCommandsMax: 100,
+  commandTimeoutSecondsDefault: 300,
+  commandTimeoutSecondsMax: 86_400,
+  /** A command waits for its device this long unless told otherwise. */
+  expiresSecondsDefault: 86_400,
+  expiresSecondsMax: 30 * 86_400,
+  /** An open command's id is never older than its longest wait, its longest run and a margin. */
+  openCommandDaysMax: 33,
+  /** The agent kills at its deadline; the hub waits this much longer for the word of it. */
+  timeoutGraceSeconds: 30,
+  payloadBytesMax: 256 * 1024,
+  /** stdout and stderr, JSON-encoded bytes each. */
+  outputBytesMax: 1024 * 1024,
+  errorBytesMax: 256 * 1024,
+  /** Rows of one command insert; 256 commands are 768 rows, about 6 ms. */
+  commandBatchMax: 256,
+  /** Payload bytes of one command insert: bounds the statement, not the caller. */
+  commandBatchBytesMax: 4 * 1024 * 1024,
+  /** Insert statements in flight: two keep PostgreSQL busy while one commits. */
+  commandBatchesInFlight: 2,
+  /** Commands waiting for their insert; past it 503 OVERLOADED. */
+  commandQueueMax: 10_000,
+  idempotencyHours: 24,
+  /** States before the end are written this late, so that a quick command is one write, not three. */
+  progressDelayMs: 25,
+
+  // ---- store (each shard)
+  /** Rows of one write-behind statement. */
+  storeBatchMax: 512,
+  /** Bytes of one write-behind statement. */
+  storeBatchBytesMax: 8 * 1024 * 1024,
+  /** Results waiting for PostgreSQL in one shard; past it the shard stops confirming frames. */
+  storeBytesMax: 128 * 1024 * 1024,
+  storeRowsMax: 50_000,
+  /** Between tries while PostgreSQL is away. */
+  storeRetryMs: 500,
+
+  // ---- hub
+  /** How long PostgreSQL may be unreachable at start. */
+  startRetrySeconds: 30,
+  /** A node that did not renew its lease for this long is taken for dead. */
+  nodeLeaseSeconds: 15,
+  nodeRenewSeconds: 5,
+  /** Due commands are ended, and lost sockets found, this often. */
+  sweepMs: 2_000,
+  sweepBatchMax: 1_000,
+  /** A shard that does not answer for this long is replaced. */
+  shardAnswerMsMax: 10_000,
+  /** Connections per pool: PostgreSQL's default of 100 serves three hubs. */
+  poolOperators: 10,
+  poolShard: 3,
+  poolJobs: 4,
+  poolConnect: 2,
+  /** Waiting for a pooled connection. */
+  checkoutMsMax: 5_000,
+  statementMsMax: 15_000,
+  /** Sockets that are told to reconnect on a drain are spread over this. */
+  drainMs: 20_000,
+  /** Partitions are made this many months ahead. */
+  partitionMonthsAhead: 3,
+} as const
