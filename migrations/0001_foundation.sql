@@ -212,6 +212,9 @@ create table commands (
 create index commands_by_device on commands (device_id, id);
 create index commands_open on commands (device_id, id) where completed_at is null;
 create index commands_by_expiry on commands (expires_at) where completed_at is null;
+-- The few whose run outlived their device's socket; a quick command never enters this index.
+create index commands_delivered on commands ((coalesce(started_at, delivered_at)))
+  where completed_at is null and delivered_at is not null;
 create index commands_by_execution on commands (execution_id, id) where execution_id is not null;
 
 create table idempotency_keys (

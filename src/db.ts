@@ -1,0 +1,197 @@
+// The only file that makes a PostgreSQL pool. Owns how a statement is prepared, how a failure of the
+// database is told from a mistake of ours, and how arrays travel. Knows no table.
+import { createHash } from 'node:crypto'
+import pg from 'pg'
+import { AppError } from './errors.ts'
+import { limits } from './limits.ts'
+
+export type Row = Record<string, unknown>
+
+/** Where a statement can run: a pool, or one transaction of it. */
+export interface Queryable {
+  /** Runs one prepared statement and returns its rows. Throws UNAVAILABLE when PostgreSQL is away. */
+  query<T extends Row>(text: string, values?: readonly unknown[]): Promise<T[]>
+}
+
+export interface Database extends Queryable {
+  readonly name: string
+  /** Runs `work` in one transaction on one connection; rolls back when it throws. */
+  transaction<T>(work: (tx: Queryable) => Promise<T>): Promise<T>
+  /** Connections: in all, idle, and callers waiting for one. */
+  counts(): { total: number; idle: number; waiting: number }
+  close(): Promise<void>
+}
+
+export interface DatabaseOptions {
+  url: string
+  /** Shows in pg_stat_activity and in metrics. */
+  name: string
+  connections: number
+  /** `hub`: may not change audit rows. `owner`: migrations and retention only. */
+  role?: 'hub' | 'owner'
+  statementMsMax?: number
+  /** A connection that broke while idle; the pool replaces it by itself. */
+  onIdleError?: (error: Error) => void
+}
+
+/** Opens a pool; no connection is made before the first statement. */
+export function openDatabase(options: DatabaseOptions): Database {
+  const pool = new pg.Pool({ ...connection(options), max: options.connections, min: 0 })
+  // Without a listener a connection that dies idle would end the process.
+  pool.on('error', (error) => options.onIdleError?.(error))
+  return {
+    name: options.name,
+    query: async <T extends Row>(text: string, values: readonly unknown[] = []) => {
+      try {
+        return (await pool.query<T>(prepared(text, values))).rows
+      } catch (error) {
+        throw translate(error, pool)
+      }
+    },
+    transaction: (work) => inTransaction(pool, work),
+    counts: () => ({ total: pool.totalCount, idle: pool.idleCount, waiting: pool.waitingCount }),
+    close: () => pool.end(),
+  }
+}
+
+/** The options of one connection, also for a client that stays open to LISTEN. */
+export function connection(
+  options: Pick<DatabaseOptions, 'url' | 'name' | 'role' | 'statementMsMax'>,
+): pg.ClientConfig {
+  const settings = [
+    'timezone=UTC',
+    `statement_timeout=${options.statementMsMax ?? limits.statementMsMax}`,
+    `idle_in_transaction_session_timeout=${limits.statementMsMax}`,
+    ...(options.role === 'owner' ? [] : ['role=muster_hub']),
+  ]
+  return {
+    connectionString: options.url,
+    application_name: `muster ${options.name}`,
+    connectionTimeoutMillis: limits.checkoutMsMax,
+    keepAlive: true,
+    options: settings.map((setting) => `-c ${setting}`).join(' '),
+  }
+}
+
+async function inTransaction<T>(pool: pg.Pool, work: (tx: Queryable) => Promise<T>): Promise<T> {
+  let client: pg.PoolClient
+  try {
+    client = await pool.connect()
+  } catch (error) {
+    throw translate(error, pool)
+  }
+  let broken: Error | undefined
+  try {
+    await client.query('begin')
+    const result = await work({
+      query: async <R extends Row>(text: string, values: readonly unknown[] = []) =>
+        (await client.query<R>(prepared(text, values))).rows,
+    })
+    await client.query('commit')
+    return result
+  } catch (error) {
+    await client.query('rollback').catch((failure: Error) => {
+      broken = failure
+    })
+    throw translate(error, pool)
+  } finally {
+    client.release(broken)
+  }
+}
+
+const statementNames = new Map<string, string>()
+
+/** Texts are built from a closed set of fragments, so the names are few; the bound catches a mistake. */
+function prepared(text: string, values: readonly unknown[]): pg.QueryConfig {
+  let name = statementNames.get(text)
+  if (name === undefined) {
+    if (statementNames.size >= 2000) throw new Error('a statement text is made from data')
+    name = createHash('sha256').update(text).digest('base64url').slice(0, 20)
+    statementNames.set(text, name)
+  }
+  return { name, text, values: values as unknown[] }
+}
+
+/** True for a failure of the connection or the server, where the same statement may succeed later. */
+export function isConnectionFailure(error: unknown): boolean {
+  if (!(error instanceof Error)) return false
+  const code = 'code' in error && typeof error.code === 'string' ? error.code : ''
+  // 08 connection, 57P admin shutdown and crash, 53 out of resources, 40 retryable conflict.
+  if (/^(08|57P|53|40)/.test(code) || code === '57014' || code === '25006') return true
+  if (/^E[A-Z]+$/.test(code)) return true
+  return /connection|timeout exceeded|Client was closed/i.test(error.message) && !/^\w{5}$/.test(code)
+}
+
+/** SQLSTATE of an error that came from PostgreSQL, else undefined. */
+export function sqlState(error: unknown): string | undefined {
+  const cause = error instanceof AppError ? error.cause : error
+  if (!(cause instanceof Error) || !('code' in cause) || typeof cause.code !== 'string') return
+  return /^[0-9A-Z]{5}$/.test(cause.code) ? cause.code : undefined
+}
+
+function translate(error: unknown, pool: pg.Pool): unknown {
+  if (error instanceof AppError || !isConnectionFailure(error)) return error
+  const busy = error instanceof Error && error.message.startsWith('timeout exceeded')
+  if (busy && pool.totalCount >= pool.options.max) {
+    return new AppError('OVERLOADED', 'the hub is busy; try again shortly', {
+      retryAfterSeconds: 2,
+      cause: error,
+    })
+  }
+  return new AppError('UNAVAILABLE', 'the database does not answer; try again shortly', {
+    retryAfterSeconds: 2,
+    cause: error,
+  })
+}
+
+/** Collects conditions and their values; the text depends on which are there, never on the values. */
+export class Where {
+  readonly values: unknown[] = []
+  private readonly conditions: string[] = []
+
+  /** Adds a value and returns its placeholder. */
+  value(value: unknown): string {
+    this.values.push(value)
+    return `$${this.values.length}`
+  }
+
+  /** Adds `condition` with each `?` replaced by the placeholder of the next value. */
+  and(condition: string, ...values: unknown[]): this {
+    let next = 0
+    this.conditions.push(condition.replace(/\?/g, () => this.value(values[next++])))
+    return this
+  }
+
+  toString(): string {
+    return this.conditions.length === 0 ? '' : `where ${this.conditions.join(' and ')}`
+  }
+}
+
+// A text that needs more than a backslash before a quote or a backslash in an array literal.
+// oxlint-disable-next-line no-control-regex
+const controls = /[\u0000-\u001f]/
+
+/**
+ * An array literal of texts, made by the native JSON writer: for texts without control characters both
+ * notations agree once the brackets are swapped. About five times as fast as escaping one by one.
+ */
+export function textArray(values: readonly (string | null)[]): string {
+  for (const value of values) {
+    if (value !== null && controls.test(value)) return escapedArray(values)
+  }
+  return `{${JSON.stringify(values).slice(1, -1)}}`
+}
+
+/** An array literal of things that need no quoting: numbers, UUIDs, booleans, null. */
+export function plainArray(values: readonly (string | number | boolean | null)[]): string {
+  let text = '{'
+  for (let i = 0; i < values.length; i++) text += `${i === 0 ? '' : ','}${values[i] ?? 'NULL'}`
+  return `${text}}`
+}
+
+function escapedArray(values: readonly (string | null)[]): string {
+  const parts = values.map((value) =>
+    value === null ? 'NULL' : `"${value.replace(/[\\"]/g, '\\$&')}"`,
+  )
+  return `{${parts.join(',')}}`
+}

@@ -1,0 +1,246 @@
+// What a route is: method, path, who may call it, schemas and a handler. The list of routes is the one
+// source of checking, of the OpenAPI document and of the tests that call every route as every role.
+import { Type, type Static, type TObject, type TSchema } from 'typebox'
+import { Compile } from 'typebox/compile'
+import type { AuditTrail } from './audit.ts'
+import type { AccessTokens, Actor, Operation } from './auth.ts'
+import type { Commands } from './commands.ts'
+import type { Config } from './config.ts'
+import type { Database } from './db.ts'
+import { AppError, type ErrorDetail } from './errors.ts'
+import type { Identities } from './identities.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+import type { Passwords } from './passwords.ts'
+import type { RateLimits } from './rates.ts'
+import type { Shards } from './shards.ts'
+
+/** The parts of a running hub, built and stopped by `main.ts` in one visible order. */
+export interface Context {
+  readonly config: Config
+  readonly log: Logger
+  readonly metrics: Metrics
+  /** The pool of operators' requests. */
+  readonly db: Database
+  readonly tokens: AccessTokens
+  readonly passwords: Passwords
+  readonly identities: Identities
+  readonly rates: RateLimits
+  readonly audit: AuditTrail
+  readonly shards: Shards
+  readonly commands: Commands
+  /** Signs list cursors. */
+  readonly cursorKey: Buffer
+  /** Scheme, host and port that links and agents use. */
+  readonly publicOrigin: string
+  /** What readiness tells, name → `ok` or why not. */
+  readonly checks: () => Promise<Readonly<Record<string, string>>>
+  /** True from the begin of a shutdown on: ready answers 503. */
+  readonly draining: () => boolean
+}
+
+export type Method = 'GET' | 'POST' | 'PATCH' | 'DELETE'
+
+/** What a handler gets: checked values and who asks. */
+export interface Call<P, Q, B> {
+  params: P
+  query: Q
+  body: B
+  /** Only absent on public routes. */
+  actor: Actor
+  ip: string
+  userAgent: string | null
+  requestId: string
+  /** A request header by its lower-case name; '' when absent. */
+  header(name: string): string
+  /** Rejects waiting work when the caller has gone. */
+  onAbort(listener: () => void): void
+}
+
+export interface Reply {
+  status: number
+  /** The body as a value, or … */
+  body?: unknown
+  /** … as JSON text that PostgreSQL already wrote. */
+  json?: string
+  /** A body that is not JSON, with its content type. */
+  text?: { type: string; content: string }
+  headers?: Record<string, string>
+}
+
+/** `{base_url}` routes live under /api/v1, `{origin}` routes (health, metrics) beside it. */
+export interface Route {
+  method: Method
+  path: string
+  at: 'base' | 'origin'
+  name: string
+  tag: string
+  summary: string
+  /** The operation of the role table, `signed-in` for any user, `public` for anyone. */
+  may: Operation | 'signed-in' | 'public'
+  /** True where a user narrowed to sites gets 403: what is written belongs to a whole organization. */
+  organizationWide: boolean
+  params: Checker | undefined
+  query: Checker | undefined
+  body: Checker | undefined
+  /** Status → schema of the body, null where there is none. */
+  responses: Record<number, TSchema | null>
+  /** Why the request needs no JSON body although it may have one. */
+  bodyOptional: boolean
+  handle(ctx: Context, call: Call<unknown, unknown, unknown>): Promise<Reply> | Reply
+}
+
+export interface Checker {
+  schema: TObject
+  /** Returns the checked value; throws VALIDATION_ERROR with a detail per problem. */
+  check(value: unknown): unknown
+}
+
+type Value<T> = T extends TSchema ? Static<T> : undefined
+
+interface RouteOptions<
+  P extends TObject | undefined,
+  Q extends TObject | undefined,
+  B extends TObject | undefined,
+> {
+  method: Method
+  path: string
+  at?: 'base' | 'origin'
+  name: string
+  tag: string
+  summary: string
+  may: Operation | 'signed-in' | 'public'
+  organizationWide?: boolean
+  params?: P
+  query?: Q
+  body?: B
+  bodyOptional?: boolean
+  responses: Record<number, TSchema | null>
+  handle(ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>): Promise<Reply> | Reply
+}
+
+/** Makes a route; the schemas are compiled once, here. */
+export function route<
+  P extends TObject | undefined = undefined,
+  Q extends TObject | undefined = undefined,
+  B extends TObject | undefined = undefined,
+>(options: RouteOptions<P, Q, B>): Route {
+  const { params, query, body, handle, ...rest } = options
+  return {
+    at: 'base',
+    organizationWide: false,
+    bodyOptional: false,
+    ...rest,
+    params: params && checker(params, ''),
+    query: query && checker(query, 'query', true),
+    body: body && checker(body, ''),
+    // The checkers make exactly these types out of unknown; the table itself is untyped.
+    handle: handle as Route['handle'],
+  }
+}
+
+/** The `:id` of most routes. */
+export const idParams = Type.Object({ id: Type.String({ format: 'uuid' }) })
+
+// Path of a route parameter → the names in it, as uWebSockets.js numbers them.
+export function parameterNames(path: string): string[] {
+  return [...path.matchAll(/:(\w+)/g)].map((match) => match[1] ?? '')
+}
+
+/**
+ * Compiles a schema. Unknown members are refused by name. `fromText` reads numbers and booleans from
+ * the texts of a query string, and only where the schema asks for one.
+ */
+function checker(schema: TObject, prefix: string, fromText = false): Checker {
+  const closed = { ...schema, additionalProperties: false }
+  const compiled = Compile(closed)
+  return {
+    schema: closed,
+    check(value) {
+      const candidate = fromText ? fromTexts(schema, value as Record<string, string>) : value
+      if (compiled.Check(candidate)) return candidate
+      throw refusal(describe(compiled.Errors(candidate), prefix))
+    },
+  }
+}
+
+/** VALIDATION_ERROR whose message says the first thing that is wrong. */
+export function refusal(details: ErrorDetail[]): AppError {
+  const first = details[0]
+  const more = details.length > 1 ? ` (and ${details.length - 1} more)` : ''
+  return new AppError(
+    'VALIDATION_ERROR',
+    first ? `${first.path || 'the request'} ${first.message}${more}` : 'the request is not valid',
+    { details },
+  )
+}
+
+/** VALIDATION_ERROR about one member. */
+export function invalid(path: string, message: string): AppError {
+  return refusal([{ path, message }])
+}
+
+interface SchemaError {
+  keyword: string
+  instancePath: string
+  params: unknown
+  message: string
+}
+
+function describe(errors: readonly SchemaError[], prefix: string): ErrorDetail[] {
+  const at = (path: string) => (prefix ? `/${prefix}${path}` : path)
+  const details = errors.flatMap((error): ErrorDetail[] => {
+    const params = error.params as Record<string, unknown>
+    const names = (key: string) => (Array.isArray(params[key]) ? (params[key] as string[]) : [])
+    if (error.keyword === 'additionalProperties') {
+      return names('additionalProperties').map((name) => ({
+        path: at(`${error.instancePath}/${name}`),
+        message: 'is not a known field',
+      }))
+    }
+    if (error.keyword === 'required') {
+      return names('requiredProperties').map((name) => ({
+        path: at(`${error.instancePath}/${name}`),
+        message: 'is required',
+      }))
+    }
+    if (error.keyword === 'enum' || error.keyword === 'anyOf' || error.keyword === 'const') {
+      const allowed = names('allowedValues')
+      const message = allowed.length > 0 ? `must be one of ${allowed.join(', ')}` : error.message
+      return [{ path: at(error.instancePath), message }]
+    }
+    // A false schema is the echo of an unknown member, which is told above by its name.
+    if (error.keyword === 'boolean') return []
+    return [{ path: at(error.instancePath), message: error.message }]
+  })
+  const seen = new Set<string>()
+  return details.filter(({ path, message }) => {
+    const key = `${path}\n${message}`
+    return seen.has(key) ? false : seen.add(key)
+  })
+}
+
+function fromTexts(schema: TObject, texts: Record<string, string>): Record<string, unknown> {
+  const value: Record<string, unknown> = {}
+  for (const [name, text] of Object.entries(texts)) {
+    value[name] = fromText(schema.properties[name], text)
+  }
+  return value
+}
+
+function fromText(schema: TSchema | undefined, text: string): unknown {
+  const type = schema && 'type' in schema ? schema.type : undefined
+  if ((type === 'integer' || type === 'number') && /^-?\d+(\.\d+)?$/.test(text)) return Number(text)
+  if (type === 'boolean' && (text === 'true' || text === 'false')) return text === 'true'
+  return text
+}
+
+/** True when any string in a parsed body holds U+0000, which PostgreSQL can't store. */
+export function hasNul(value: unknown): boolean {
+  if (typeof value === 'string') return value.includes('\u0000')
+  if (Array.isArray(value)) return value.some(hasNul)
+  if (typeof value === 'object' && value !== null) {
+    return Object.entries(value).some(([key, member]) => key.includes('\u0000') || hasNul(member))
+  }
+  return false
+}
