@@ -51,7 +51,7 @@ export interface Call<P, Q, B> {
   ip: string
   userAgent: string | null
   requestId: string
-  /** A request header by its lower-case name; '' when absent. */
+  /** A header that the route lists in `headers`; '' when absent. */
   header(name: string): string
   /** Rejects waiting work when the caller has gone. */
   onAbort(listener: () => void): void
@@ -85,8 +85,10 @@ export interface Route {
   body: Checker | undefined
   /** Status → schema of the body, null where there is none. */
   responses: Record<number, TSchema | null>
-  /** Why the request needs no JSON body although it may have one. */
+  /** True where a request without any body means `{}`. */
   bodyOptional: boolean
+  /** Request headers the handler reads, lower case; others are gone once the body arrives. */
+  headers: readonly string[]
   handle(ctx: Context, call: Call<unknown, unknown, unknown>): Promise<Reply> | Reply
 }
 
@@ -115,6 +117,7 @@ interface RouteOptions<
   query?: Q
   body?: B
   bodyOptional?: boolean
+  headers?: readonly string[]
   responses: Record<number, TSchema | null>
   handle(ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>): Promise<Reply> | Reply
 }
@@ -130,6 +133,7 @@ export function route<
     at: 'base',
     organizationWide: false,
     bodyOptional: false,
+    headers: [],
     ...rest,
     params: params && checker(params, ''),
     query: query && checker(query, 'query', true),

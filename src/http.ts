@@ -1,0 +1,402 @@
+// The uWebSockets.js HTTP adapter: body cap, abort safety, cork, access log. The only catch and the only
+// place where an error becomes a status. Knows no resource.
+import { isUtf8 } from 'node:buffer'
+import type { HttpRequest, HttpResponse, TemplatedApp } from 'uWebSockets.js'
+import { clientAddress } from './address.ts'
+import { auditOf } from './audit.ts'
+import { can, operations, type Actor } from './auth.ts'
+import { AppError, errorBody } from './errors.ts'
+import { limits } from './limits.ts'
+import { hasNul, invalid, parameterNames, type Context, type Reply, type Route } from './route.ts'
+
+export interface HttpServer {
+  /** Requests being answered right now. */
+  inFlight(): number
+}
+
+export interface HttpOptions {
+  /** Tests check every answer against the route's schema here. */
+  onAnswer?: ((route: Route, status: number, body: string) => void) | undefined
+}
+
+/** Registers every route on the app, 405 for their other methods, and 404 for the rest. */
+export function serveHttp(
+  app: TemplatedApp,
+  ctx: Context,
+  routes: readonly Route[],
+  options: HttpOptions = {},
+): HttpServer {
+  const server = { active: 0 }
+  const byPath = Map.groupBy(routes, pathOf)
+  for (const [path, siblings] of byPath) {
+    for (const route of siblings) {
+      const handle = (res: HttpResponse, req: HttpRequest) =>
+        new Exchange(ctx, server, options, route, res, req).start()
+      if (route.method === 'GET') {
+        app.get(path, handle)
+        app.head(path, handle)
+      } else if (route.method === 'POST') app.post(path, handle)
+      else if (route.method === 'PATCH') app.patch(path, handle)
+      else app.del(path, handle)
+    }
+    const allow = siblings.map((route) => route.method).join(', ')
+    app.any(path, (res, req) =>
+      new Exchange(ctx, server, options, methodNotAllowed(allow), res, req).start(),
+    )
+  }
+  app.any('/*', (res, req) => new Exchange(ctx, server, options, notFound, res, req).start())
+  return { inFlight: () => server.active }
+}
+
+function pathOf(route: Route): string {
+  return route.at === 'base' ? `/api/v1${route.path}` : route.path
+}
+
+/** One request and its answer. */
+class Exchange {
+  private aborted = false
+  private readonly startedMs = performance.now()
+  private readonly method: string
+  private readonly requestId: string
+  private readonly ip: string
+  private readonly userAgent: string
+  private readonly authorization: string
+  private readonly contentType: string
+  private readonly queryText: string
+  private readonly params: Record<string, string> = {}
+  private readonly headers: Record<string, string> | undefined
+  private readonly abortListeners: (() => void)[] = []
+  private replyHeaders: Record<string, string> | undefined
+  private actor: Actor | undefined
+  private readonly ctx: Context
+  private readonly server: { active: number }
+  private readonly options: HttpOptions
+  private readonly route: Route
+  private readonly res: HttpResponse
+
+  /** Copies what is needed: `req` is dead once the synchronous callback returns. */
+  constructor(
+    ctx: Context,
+    server: { active: number },
+    options: HttpOptions,
+    route: Route,
+    res: HttpResponse,
+    req: HttpRequest,
+  ) {
+    this.ctx = ctx
+    this.server = server
+    this.options = options
+    this.route = route
+    this.res = res
+    this.method = req.getCaseSensitiveMethod()
+    this.requestId = requestIdOf(req.getHeader('x-request-id'))
+    const remote = Buffer.from(res.getRemoteAddressAsText()).toString('latin1')
+    this.ip = clientAddress(remote, req.getHeader('x-forwarded-for'), ctx.config.trustedProxies)
+    this.userAgent = req.getHeader('user-agent')
+    this.authorization = route.may === 'public' ? '' : req.getHeader('authorization')
+    this.contentType = req.getHeader('content-type')
+    this.queryText = req.getQuery() ?? ''
+    for (const [index, name] of parameterNames(route.path).entries()) {
+      this.params[name] = req.getParameter(index) ?? ''
+    }
+    if (route.headers.length > 0) {
+      this.headers = Object.fromEntries(route.headers.map((name) => [name, req.getHeader(name)]))
+    }
+  }
+
+  start(): void {
+    this.server.active++
+    this.res.onAborted(() => {
+      this.aborted = true
+      for (const listener of this.abortListeners) listener()
+    })
+    void this.respond()
+  }
+
+  private async respond(): Promise<void> {
+    const hasBody = this.method === 'POST' || this.method === 'PATCH' || this.method === 'DELETE'
+    // Read first, judged later: answering in the middle of a body would break the connection.
+    const body = hasBody ? readBody(this.res) : ''
+    let reply: Reply
+    try {
+      reply = await this.answer(body)
+    } catch (error) {
+      reply = await this.refuse(error)
+    }
+    this.server.active--
+    this.send(reply)
+  }
+
+  private async answer(bodyRead: Promise<string | AppError> | string): Promise<Reply> {
+    const body = await bodyRead
+    const { route, ctx } = this
+    if (route.may !== 'public') await this.admit()
+    const params = route.params?.check(this.params)
+    const query = route.query?.check(parseQuery(this.queryText))
+    if (!route.query && this.queryText !== '') parseQuery(this.queryText)
+    if (body instanceof AppError) throw body
+    return route.handle(ctx, {
+      params,
+      query,
+      body: route.body ? this.checkedBody(body) : undefined,
+      // Public routes never read it; every other has one by now.
+      actor: this.actor as Actor,
+      ip: this.ip,
+      userAgent: this.userAgent || null,
+      requestId: this.requestId,
+      header: (name) => this.headers?.[name] ?? '',
+      onAbort: (listener) => {
+        if (this.aborted) listener()
+        else this.abortListeners.push(listener)
+      },
+    })
+  }
+
+  /** 401, then 429, then 403 by role: the order of refusals that the contract promises. */
+  private async admit(): Promise<void> {
+    const { ctx, route } = this
+    const token = bearer(this.authorization)
+    if (token === undefined) {
+      throw new AppError('UNAUTHENTICATED', 'sign in and send `Authorization: Bearer <token>`')
+    }
+    const actor = await ctx.identities.of(await ctx.tokens.verify(token))
+    this.actor = actor
+    this.replyHeaders = ctx.rates.api(actor.userId)
+    if (route.may !== 'public' && route.may !== 'signed-in' && !can(actor.role, route.may)) {
+      throw new AppError(
+        'FORBIDDEN',
+        `your role ${actor.role} may not do this; it takes ${operations[route.may].join(' or ')}`,
+      )
+    }
+    if (route.organizationWide && actor.siteIds !== null) {
+      throw new AppError('FORBIDDEN', 'this concerns the whole organization; you see some sites')
+    }
+  }
+
+  private checkedBody(text: string): unknown {
+    const { route } = this
+    if (text === '' && route.bodyOptional) return route.body?.check({})
+    if (text === '') throw invalid('', 'the request needs a JSON body')
+    if (!/^application\/json\b/i.test(this.contentType)) {
+      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body as application/json')
+    }
+    let value: unknown
+    try {
+      value = JSON.parse(text)
+    } catch (error) {
+      throw new AppError('INVALID_JSON', 'the body is not valid JSON', { cause: error })
+    }
+    if (text.includes('\\u0000') && hasNul(value)) {
+      throw invalid('', 'strings may not hold the character U+0000')
+    }
+    return route.body?.check(value)
+  }
+
+  /** Every error becomes an answer here; what is not expected never leaks what it was. */
+  private async refuse(error: unknown): Promise<Reply> {
+    let refusal = error
+    if (refusal instanceof AppError && refusal.code === 'FORBIDDEN' && this.actor) {
+      refusal = await this.auditDenied(this.actor, refusal)
+    }
+    if (!(refusal instanceof AppError)) {
+      this.ctx.log.error({ requestId: this.requestId, route: this.route.name, err: refusal }, 'bug')
+      refusal = new AppError('INTERNAL_ERROR', 'the hub failed; the request id finds it in its log')
+    }
+    return errorReply(refusal as AppError, this.requestId)
+  }
+
+  private async auditDenied(actor: Actor, refusal: AppError): Promise<unknown> {
+    const { ip, requestId } = this
+    const call = { actor, ip, userAgent: this.userAgent || null, requestId }
+    const details = { method: this.route.method, route: this.route.path, reason: refusal.message }
+    try {
+      await this.ctx.audit.denied(
+        auditOf(call, {
+          action: 'request.denied',
+          resourceType: this.route.tag,
+          resourceId: this.params['id'] ?? null,
+          orgId: actor.orgId,
+          result: 'denied',
+          details,
+        }),
+      )
+      return refusal
+    } catch (error) {
+      return error
+    }
+  }
+
+  private send(reply: Reply): void {
+    const { res, route } = this
+    const json = reply.json ?? (reply.body === undefined ? '' : JSON.stringify(reply.body))
+    const content = reply.text?.content ?? json
+    if (!this.aborted) {
+      this.options.onAnswer?.(route, reply.status, reply.text ? '' : json)
+      res.cork(() => {
+        res.writeStatus(statusLines[reply.status] ?? String(reply.status))
+        res.writeHeader('X-Request-Id', this.requestId)
+        writeHeaders(res, securityHeaders)
+        if (reply.text) res.writeHeader('Content-Type', reply.text.type)
+        else if (json !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
+        if (this.replyHeaders) writeHeaders(res, this.replyHeaders)
+        if (reply.headers) writeHeaders(res, reply.headers)
+        if (this.method === 'HEAD') res.endWithoutBody(Buffer.byteLength(content))
+        // A body past the cap is still on its way: only closing ends it.
+        else res.end(content, reply.status === 413)
+      })
+    }
+    this.account(reply.status)
+  }
+
+  private account(status: number): void {
+    const { ctx, route } = this
+    const ms = performance.now() - this.startedMs
+    ctx.metrics.http.observe(
+      { method: route.method, route: pathOf(route), status: String(status) },
+      ms / 1000,
+    )
+    if (!ctx.log.isLevelEnabled('info')) return
+    ctx.log.info(
+      {
+        requestId: this.requestId,
+        method: this.method,
+        route: pathOf(route),
+        status,
+        ms: Math.round(ms * 100) / 100,
+        ip: this.ip,
+        ...(this.actor ? { userId: this.actor.userId } : {}),
+        ...(this.aborted ? { aborted: true } : {}),
+      },
+      'request',
+    )
+  }
+}
+
+/** The reply of a refusal, with the headers that its status asks for. */
+export function errorReply(error: AppError, requestId: string): Reply {
+  const headers: Record<string, string> = { ...error.headers }
+  if (error.status === 401) headers['WWW-Authenticate'] ??= challenge(error.code)
+  if (error.retryAfterSeconds !== undefined) {
+    headers['Retry-After'] = String(Math.max(1, Math.ceil(error.retryAfterSeconds)))
+  }
+  return { status: error.status, body: errorBody(error, requestId), headers }
+}
+
+function challenge(code: string): string {
+  const invalidToken = code === 'INVALID_TOKEN' || code === 'TOKEN_EXPIRED'
+  return invalidToken ? 'Bearer realm="muster", error="invalid_token"' : 'Bearer realm="muster"'
+}
+
+/** The token of an Authorization header, or undefined when it is none of the Bearer scheme. */
+export function bearer(header: string): string | undefined {
+  return /^Bearer +([\x21-\x7e]+)$/i.exec(header)?.[1]
+}
+
+let requests = 0
+const requestPrefix = crypto.randomUUID().slice(0, 8)
+
+/** A caller's well-formed request id is kept; else the hub makes one. */
+export function requestIdOf(header: string): string {
+  if (/^[\w.:+/=-]{1,128}$/.test(header) && header.length <= limits.requestIdCharsMax) return header
+  return `${requestPrefix}-${(++requests).toString(36)}`
+}
+
+function parseQuery(text: string): Record<string, string> {
+  const query: Record<string, string> = {}
+  if (text === '') return query
+  for (const [name, value] of new URLSearchParams(text)) {
+    if (Object.hasOwn(query, name)) throw invalid(`/query/${name}`, 'is given twice')
+    if (value.includes('\u0000')) throw invalid(`/query/${name}`, 'holds the character U+0000')
+    query[name] = value
+  }
+  return query
+}
+
+/** Collects a body up to the cap. What is wrong with it is returned, not thrown: 401 comes first. */
+function readBody(res: HttpResponse): Promise<string | AppError> {
+  return new Promise((resolve) => {
+    let chunks: Buffer[] = []
+    let bytes = 0
+    res.onData((chunk, isLast) => {
+      bytes += chunk.byteLength
+      if (bytes > limits.bodyBytesMax) {
+        chunks = []
+        resolve(tooLarge())
+        return
+      }
+      // The chunk's memory is uWebSockets.js's own; only the last one may be read in place.
+      if (!isLast) chunks.push(Buffer.from(new Uint8Array(chunk.slice(0))))
+      else resolve(decode(Buffer.concat([...chunks, Buffer.from(chunk)])))
+    })
+  })
+}
+
+function tooLarge(): AppError {
+  return new AppError('PAYLOAD_TOO_LARGE', `a body may hold ${limits.bodyBytesMax} bytes`)
+}
+
+function decode(bytes: Buffer): string | AppError {
+  if (isUtf8(bytes)) return bytes.toString('utf8')
+  return new AppError('INVALID_JSON', 'the body is not UTF-8')
+}
+
+function writeHeaders(res: HttpResponse, headers: Record<string, string>): void {
+  for (const name in headers) res.writeHeader(name, headers[name] as string)
+}
+
+const securityHeaders = {
+  'X-Content-Type-Options': 'nosniff',
+  'Referrer-Policy': 'no-referrer',
+  'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
+  'Cache-Control': 'no-store',
+}
+
+const statusLines: Record<number, string> = {
+  200: '200 OK',
+  201: '201 Created',
+  202: '202 Accepted',
+  204: '204 No Content',
+  400: '400 Bad Request',
+  401: '401 Unauthorized',
+  403: '403 Forbidden',
+  404: '404 Not Found',
+  405: '405 Method Not Allowed',
+  409: '409 Conflict',
+  413: '413 Payload Too Large',
+  415: '415 Unsupported Media Type',
+  426: '426 Upgrade Required',
+  429: '429 Too Many Requests',
+  500: '500 Internal Server Error',
+  503: '503 Service Unavailable',
+}
+
+const nothing = { params: undefined, query: undefined, body: undefined, headers: [], responses: {} }
+
+const notFound: Route = {
+  ...nothing,
+  method: 'GET',
+  path: '/*',
+  at: 'origin',
+  name: 'notFound',
+  tag: 'none',
+  summary: '',
+  may: 'public',
+  organizationWide: false,
+  bodyOptional: true,
+  handle() {
+    throw new AppError('NOT_FOUND', 'there is nothing at this path; see /api/v1/openapi.json')
+  },
+}
+
+function methodNotAllowed(allow: string): Route {
+  return {
+    ...notFound,
+    path: '(other methods)',
+    name: 'methodNotAllowed',
+    handle() {
+      throw new AppError('METHOD_NOT_ALLOWED', `this path takes ${allow}`, {
+        headers: { Allow: allow },
+      })
+    },
+  }
+}

@@ -1,0 +1,110 @@
+// Every metric of the hub, named and explained once. Labels are route templates and closed sets, never ids.
+import {
+  collectDefaultMetrics,
+  Counter,
+  Gauge,
+  Histogram,
+  Registry,
+  type CounterConfiguration,
+  type GaugeConfiguration,
+  type HistogramConfiguration,
+} from 'prom-client'
+
+const latencySeconds = [
+  0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600,
+]
+const batchSizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+export type Metrics = ReturnType<typeof createMetrics>
+
+/** Makes a registry with every metric of the hub in it. */
+export function createMetrics(version: string) {
+  const registry = new Registry()
+  collectDefaultMetrics({ register: registry })
+  const registers = [registry]
+  const counter = <L extends string>(options: Omit<CounterConfiguration<L>, 'registers'>) =>
+    new Counter<L>({ ...options, registers })
+  const gauge = <L extends string>(options: Omit<GaugeConfiguration<L>, 'registers'>) =>
+    new Gauge<L>({ ...options, registers })
+  const histogram = <L extends string>(options: Omit<HistogramConfiguration<L>, 'registers'>) =>
+    new Histogram<L>({ ...options, registers })
+
+  gauge({
+    name: 'muster_build_info',
+    help: 'Always 1; the version of the running hub is in the label.',
+    labelNames: ['version'],
+  }).set({ version }, 1)
+
+  return {
+    registry,
+    http: histogram({
+      name: 'muster_http_request_seconds',
+      help: 'Time from the request to its last byte, by route template.',
+      labelNames: ['method', 'route', 'status'],
+      buckets: latencySeconds,
+    }),
+    httpInFlight: gauge({
+      name: 'muster_http_requests_in_flight',
+      help: 'Requests being answered, those held by ?wait included.',
+    }),
+    agents: gauge({ name: 'muster_agents_connected', help: 'Agent sockets open on this hub.' }),
+    connects: counter({
+      name: 'muster_agent_connects_total',
+      help: 'Upgrade requests of agents, by outcome.',
+      labelNames: ['outcome'],
+    }),
+    closes: counter({
+      name: 'muster_agent_closes_total',
+      help: 'Agent sockets closed, by close code.',
+      labelNames: ['code'],
+    }),
+    framesIn: counter({ name: 'muster_frames_received_total', help: 'Frames from agents.' }),
+    framesOut: counter({ name: 'muster_frames_sent_total', help: 'Frames to agents.' }),
+    framesDropped: counter({
+      name: 'muster_frames_dropped_total',
+      help: 'Frames from agents that were not acted on, by reason.',
+      labelNames: ['reason'],
+    }),
+    heartbeats: counter({ name: 'muster_heartbeats_total', help: 'Heartbeats handled.' }),
+    commandsAccepted: counter({
+      name: 'muster_commands_accepted_total',
+      help: 'Commands committed and answered with 202.',
+    }),
+    commandsEnded: counter({
+      name: 'muster_commands_ended_total',
+      help: 'Commands that reached an end on this hub, by end.',
+      labelNames: ['status'],
+    }),
+    commandSeconds: histogram({
+      name: 'muster_command_seconds',
+      help: 'From acceptance to: delivered (in the agent’s inbox), ended (committed).',
+      labelNames: ['stage'],
+      buckets: latencySeconds,
+    }),
+    queued: gauge({
+      name: 'muster_queue_depth',
+      help: 'Items waiting inside the hub, by queue and thread.',
+      labelNames: ['queue', 'thread'],
+    }),
+    batch: histogram({
+      name: 'muster_batch_rows',
+      help: 'Rows of one statement, by what it writes.',
+      labelNames: ['statement'],
+      buckets: batchSizes,
+    }),
+    pool: gauge({
+      name: 'muster_pool_connections',
+      help: 'PostgreSQL connections and callers waiting for one, by pool.',
+      labelNames: ['pool', 'state'],
+    }),
+    loopDelay: gauge({
+      name: 'muster_event_loop_delay_seconds',
+      help: 'Event-loop delay per thread since the last scrape.',
+      labelNames: ['thread', 'quantile'],
+    }),
+    shardRestarts: counter({
+      name: 'muster_shard_restarts_total',
+      help: 'Shard threads that died and were replaced.',
+    }),
+  }
+}
