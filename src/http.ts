@@ -116,7 +116,7 @@ class Exchange {
   private async respond(): Promise<void> {
     const hasBody = this.method === 'POST' || this.method === 'PATCH' || this.method === 'DELETE'
     // Read first, judged later: answering in the middle of a body would break the connection.
-    const body = hasBody ? readBody(this.res) : ''
+    const body = hasBody ? readBody(this.res, (gone) => this.abortListeners.push(gone)) : ''
     let reply: Reply
     try {
       reply = await this.answer(body)
@@ -313,8 +313,12 @@ function parseQuery(text: string): Record<string, string> {
 }
 
 /** Collects a body up to the cap. What is wrong with it is returned, not thrown: 401 comes first. */
-function readBody(res: HttpResponse): Promise<string | AppError> {
+function readBody(
+  res: HttpResponse,
+  onAbort: (listener: () => void) => void,
+): Promise<string | AppError> {
   return new Promise((resolve) => {
+    onAbort(() => resolve(new AppError('INVALID_JSON', 'the caller left before the body ended')))
     let chunks: Buffer[] = []
     let bytes = 0
     res.onData((chunk, isLast) => {
@@ -325,7 +329,7 @@ function readBody(res: HttpResponse): Promise<string | AppError> {
         return
       }
       // The chunk's memory is uWebSockets.js's own; only the last one may be read in place.
-      if (!isLast) chunks.push(Buffer.from(new Uint8Array(chunk.slice(0))))
+      if (!isLast) chunks.push(Buffer.from(chunk.slice(0)))
       else resolve(decode(Buffer.concat([...chunks, Buffer.from(chunk)])))
     })
   })

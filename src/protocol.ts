@@ -120,3 +120,86 @@ export type AgentFrame =
   | { type: 'progress'; id: string; seq: number; stream: 'stdout' | 'stderr'; data: string }
   | ResultFrame
   | AlertFrame
+
+// ---- front ↔ shard ---------------------------------------------------------------------------
+
+/** A command on its way to an actor; `payload` stays the JSON text that the caller sent. */
+export interface CommandMessage {
+  id: string
+  action: string
+  payload: string
+  timeoutSeconds: number
+  /** Milliseconds since 1970. */
+  createdMs: number
+  expiresMs: number
+  /** May run beside another command of the device. */
+  concurrent: boolean
+}
+
+/**
+ * What a shard finds in its mail, in order. Frames come as two entries, connection number and text:
+ * objects would cost more to clone than the frame itself.
+ */
+export type ToShard = number | string | ShardMessage
+
+export type ShardMessage =
+  | {
+      type: 'connect'
+      conn: number
+      deviceId: string
+      orgId: string
+      ip: string
+      /** The socket outlived its shard: claim again, but do not welcome the agent twice. */
+      resumed: boolean
+      /** The agent used its new token, so the old one ends. */
+      tokenRotated: boolean
+    }
+  | { type: 'closed'; conn: number }
+  /** The frame of this command went out on this connection. */
+  | { type: 'sent'; conn: number; id: string }
+  | { type: 'command'; deviceId: string; command: CommandMessage }
+  | { type: 'cancel'; deviceId: string; id: string; ask: number }
+  /** Ended by someone else than the actor: a decommission, a sweep. */
+  | { type: 'ended'; deviceId: string; id: string }
+  | { type: 'decommissioned'; deviceId: string }
+  | { type: 'suspended'; orgId: string }
+  /** Once a second. All deadlines are judged here, after what came before it in the mail. */
+  | { type: 'tick' }
+  | { type: 'reconnect'; spreadMs: number }
+  | { type: 'stats'; ask: number }
+  | { type: 'gc' }
+  | { type: 'stop' }
+
+/** One turn of the front: everything that arrived, with the time it arrived. */
+export interface ShardMail {
+  atMs: number
+  mail: ToShard[]
+}
+
+/** What the front finds in a shard's mail; a connection number and a text are a frame to send. */
+export type ToFront = number | string | FrontMessage
+
+export type FrontMessage =
+  /** A command's frame: its going out is confirmed with `sent`. */
+  | { type: 'command'; conn: number; id: string; text: string }
+  | { type: 'close'; conn: number; code: number; reason: string }
+  /** Committed ends, for those who wait. */
+  | { type: 'ended'; ids: string[] }
+  | { type: 'answer'; ask: number; value: unknown }
+  | { type: 'log'; level: 'warn' | 'error'; message: string; details: Record<string, unknown> }
+  | { type: 'stopped' }
+
+export interface FrontMail {
+  mail: ToFront[]
+}
+
+/** Given to a shard thread at its start. */
+export interface ShardData {
+  index: number
+  nodeId: string
+  databaseUrl: string
+  logLevel: string
+  heartbeatSeconds: number
+  /** One counter: mail batches this shard has taken care of. */
+  confirmed: SharedArrayBuffer
+}

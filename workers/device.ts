@@ -1,0 +1,393 @@
+// The device actor: presence, heartbeat deadline and command queue of one device as a pure function.
+// Takes a message and a time, changes the device it is given, returns effects. Never does I/O.
+import { closeCodes, type AgentFrame, type CommandMessage, type EndedStatus } from '../src/protocol.ts'
+import type { ResultFrame, AgentMetrics, AlertFrame, InventoryFrame } from '../src/protocol.ts'
+
+/**
+ * Where an open command stands. `sending`: its frame is on the way to the socket, still pending to the
+ * world. `ending`: its end is being committed, and nothing changes it any more.
+ */
+export type Stage = 'pending' | 'sending' | 'sent' | 'delivered' | 'running' | 'ending'
+
+export interface OpenCommand extends CommandMessage {
+  stage: Stage
+  attempts: number
+  /** The device's clock (ms) after which the hub ends it: expiry, later the run's deadline. */
+  dueMs: number
+  cancelRequested: boolean
+}
+
+/** Timings an actor needs; in milliseconds. */
+export interface Rules {
+  heartbeatTimeoutMs: number
+  timeoutGraceMs: number
+  presenceFlushMs: number
+}
+
+export interface Device {
+  readonly id: string
+  readonly orgId: string
+  /** The front's number of its socket. */
+  conn: number
+  /** 0 until the claim of this connection is committed. */
+  epoch: number
+  /** Clock of the last heartbeat. */
+  heardMs: number
+  /** Clock after which lastSeenAt and metrics are written. */
+  flushMs: number
+  /** Since the last flush, else null. */
+  metrics: AgentMetrics | null
+  agentVersion: string | null
+  resumed: boolean
+  /** In order of id, which is the order of acceptance; null while there is none. */
+  commands: OpenCommand[] | null
+  /** What arrived while the queue was being loaded; null once it is. */
+  held: DeviceMessage[] | null
+}
+
+export type DeviceMessage =
+  | { type: 'claimed'; epoch: number; commands: OpenCommand[] }
+  | { type: 'frame'; frame: AgentFrame }
+  | { type: 'sent'; id: string }
+  | { type: 'command'; command: CommandMessage }
+  | { type: 'cancel'; id: string; ask: number }
+  /** The store committed this command's end, whoever brought it. */
+  | { type: 'committed'; id: string }
+  | { type: 'ended'; id: string }
+  | { type: 'closed' }
+  | { type: 'tick' }
+
+/** What the agent or the hub says of a command's end. */
+export interface End {
+  status: EndedStatus
+  exitCode: number | null
+  stdout: string
+  stderr: string
+  truncated: boolean
+  error: string | null
+  durationMs: number | null
+  data?: unknown
+}
+
+export type Effect =
+  | { type: 'welcome' }
+  | { type: 'send'; command: OpenCommand }
+  | { type: 'cancel'; id: string }
+  | { type: 'ack'; id: string }
+  | { type: 'heartbeat_ack'; seq: number }
+  | { type: 'close'; code: number; reason: string }
+  /** Presence ends: the socket is gone. */
+  | { type: 'offline' }
+  /** Presence lives: lastSeenAt and the metrics since the last flush. */
+  | { type: 'seen'; metrics: AgentMetrics | null; agentVersion: string | null }
+  | { type: 'progress'; command: OpenCommand }
+  | { type: 'end'; command: OpenCommand; end: End }
+  /** A result for an id that is not open here: foreign, unknown or ended. */
+  | { type: 'stray'; frame: ResultFrame }
+  | { type: 'answer'; ask: number; value: CancelAnswer }
+  | { type: 'inventory'; frame: InventoryFrame }
+  | { type: 'alert'; frame: AlertFrame }
+
+/** What became of a cancel: being ended as cancelled, the agent was asked, or not open here. */
+export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
+
+/** A device whose socket has just opened; its claim is still to be committed. */
+export function openDevice(
+  socket: { deviceId: string; orgId: string; conn: number; resumed: boolean },
+  nowMs: number,
+  flushMs: number,
+): Device {
+  return {
+    id: socket.deviceId,
+    orgId: socket.orgId,
+    conn: socket.conn,
+    epoch: 0,
+    heardMs: nowMs,
+    flushMs,
+    metrics: null,
+    agentVersion: null,
+    resumed: socket.resumed,
+    commands: null,
+    held: [],
+  }
+}
+
+/**
+ * The actor. `nowMs` is a clock that stands still while the hub does, so that a stall of the hub never
+ * counts against an agent. Mutates `device` and returns what is to be done, in order.
+ */
+export function step(device: Device, message: DeviceMessage, nowMs: number, rules: Rules): Effect[] {
+  if (device.held !== null) return stepLoading(device, message, nowMs, rules)
+  switch (message.type) {
+    case 'claimed':
+      return []
+    case 'frame':
+      return frame(device, message.frame, nowMs, rules)
+    case 'sent':
+      return sent(device, message.id)
+    case 'command':
+      return accept(device, message.command, nowMs)
+    case 'cancel':
+      return cancel(device, message.id, message.ask)
+    case 'committed':
+      return committed(device, message.id)
+    case 'ended':
+      return endedElsewhere(device, message.id)
+    case 'closed':
+      return closed(device)
+    case 'tick':
+      return tick(device, nowMs, rules)
+  }
+}
+
+/** Until the claim is committed the snapshot may lack what is told meanwhile: hold it, then merge. */
+function stepLoading(
+  device: Device,
+  message: DeviceMessage,
+  nowMs: number,
+  rules: Rules,
+): Effect[] {
+  if (message.type === 'closed') {
+    // Not claimed yet: there is nothing of this connection in PostgreSQL to take back.
+    return []
+  }
+  if (message.type === 'tick') return []
+  if (message.type !== 'claimed') {
+    if (message.type === 'frame' && message.frame.type === 'heartbeat') device.heardMs = nowMs
+    device.held?.push(message)
+    return []
+  }
+  const held = device.held ?? []
+  device.held = null
+  device.epoch = message.epoch
+  device.commands = message.commands.length === 0 ? null : message.commands
+  const effects: Effect[] = device.resumed ? [] : [{ type: 'welcome' }]
+  for (const command of device.commands ?? []) effects.push(...resume(command))
+  for (const earlier of held) effects.push(...step(device, earlier, nowMs, rules))
+  effects.push(...next(device))
+  return effects
+}
+
+/** A command as PostgreSQL remembers it, on a new connection. */
+function resume(command: OpenCommand): Effect[] {
+  if (command.stage === 'sent') {
+    // Nobody knows whether that frame arrived: the agent drops an id it has.
+    command.stage = 'pending'
+  }
+  if (!command.cancelRequested) return []
+  if (command.stage === 'pending') return [endNow(command, 'cancelled', 'cancelled before it was sent')]
+  return [{ type: 'cancel', id: command.id }]
+}
+
+function frame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules): Effect[] {
+  switch (frame.type) {
+    case 'heartbeat':
+      device.heardMs = nowMs
+      if (frame.metrics !== undefined) device.metrics = frame.metrics
+      if (frame.agentVersion !== undefined) device.agentVersion = frame.agentVersion
+      return frame.seq === undefined ? [] : [{ type: 'heartbeat_ack', seq: frame.seq }]
+    case 'delivered':
+      return delivered(device, frame.id, nowMs, rules)
+    case 'started':
+      return started(device, frame.id, nowMs, rules)
+    case 'result':
+      return result(device, frame)
+    case 'progress':
+      return []
+    case 'inventory':
+      return [{ type: 'inventory', frame }]
+    case 'alert':
+      return [{ type: 'alert', frame }]
+  }
+}
+
+function sent(device: Device, id: string): Effect[] {
+  const command = find(device, id)
+  if (command?.stage !== 'sending') return []
+  command.stage = 'sent'
+  command.attempts++
+  return [{ type: 'progress', command }]
+}
+
+function delivered(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
+  const command = find(device, id)
+  if (command === undefined) return []
+  if (command.stage !== 'sending' && command.stage !== 'sent' && command.stage !== 'pending') return []
+  if (command.stage === 'sending') command.attempts++
+  command.stage = 'delivered'
+  command.dueMs = runDeadline(command, nowMs, rules)
+  return [{ type: 'progress', command }]
+}
+
+function started(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
+  const command = find(device, id)
+  if (command === undefined || command.stage === 'running' || command.stage === 'ending') return []
+  if (command.stage === 'sending') command.attempts++
+  command.stage = 'running'
+  command.dueMs = runDeadline(command, nowMs, rules)
+  return [{ type: 'progress', command }]
+}
+
+function runDeadline(command: OpenCommand, nowMs: number, rules: Rules): number {
+  return nowMs + command.timeoutSeconds * 1000 + rules.timeoutGraceMs
+}
+
+/** A result ends its command at any stage, even one whose `delivered` was never heard. */
+function result(device: Device, frame: ResultFrame): Effect[] {
+  const command = find(device, frame.id)
+  if (command === undefined) return [{ type: 'stray', frame }]
+  // A repeat while the first is being committed: the commit acks both.
+  if (command.stage === 'ending') return []
+  if (command.stage === 'sending') command.attempts++
+  command.stage = 'ending'
+  const { type: _type, id: _id, status, ...rest } = frame
+  const end = { exitCode: null, stdout: '', stderr: '', truncated: false, error: null, durationMs: null }
+  return [{ type: 'end', command, end: { ...end, ...rest, status: endOf(status, rest.exitCode) } }]
+}
+
+/** A command that ran and exited non-zero failed, whatever the agent calls it. */
+function endOf(status: ResultFrame['status'], exitCode: number | null | undefined): EndedStatus {
+  return status === 'completed' && exitCode ? 'failed' : status
+}
+
+/** Accepted and committed; told after the commit, so the loaded queue may hold it already. */
+function accept(device: Device, message: CommandMessage, nowMs: number): Effect[] {
+  if (find(device, message.id) !== undefined) return []
+  const command: OpenCommand = {
+    ...message,
+    stage: 'pending',
+    attempts: 0,
+    dueMs: nowMs + (message.expiresMs - message.createdMs),
+    cancelRequested: false,
+  }
+  device.commands ??= []
+  // Two commits may be told out of order; ids are in the order of acceptance.
+  let at = device.commands.length
+  while (at > 0 && (device.commands[at - 1] as OpenCommand).id > command.id) at--
+  device.commands.splice(at, 0, command)
+  return next(device)
+}
+
+/**
+ * Sends what may be sent: every concurrent command, and the oldest other one when none is outstanding.
+ * The next one waits for the commit of the end before it: FIFO.
+ */
+function next(device: Device): Effect[] {
+  if (device.commands === null || device.epoch === 0) return []
+  const effects: Effect[] = []
+  let free = true
+  for (const command of device.commands) {
+    const waits = command.stage === 'pending'
+    if (waits && (command.concurrent || free)) {
+      command.stage = 'sending'
+      effects.push({ type: 'send', command })
+    }
+    if (!command.concurrent) free = false
+  }
+  return effects
+}
+
+function cancel(device: Device, id: string, ask: number): Effect[] {
+  const command = find(device, id)
+  if (command === undefined || command.stage === 'ending') {
+    return [{ type: 'answer', ask, value: 'unknown' }]
+  }
+  command.cancelRequested = true
+  if (command.stage === 'pending') {
+    return [
+      endNow(command, 'cancelled', 'cancelled before it was sent'),
+      { type: 'answer', ask, value: 'cancelled' },
+    ]
+  }
+  return [
+    { type: 'cancel', id },
+    { type: 'answer', ask, value: 'asked' },
+  ]
+}
+
+function committed(device: Device, id: string): Effect[] {
+  remove(device, id)
+  return [{ type: 'ack', id }, ...next(device)]
+}
+
+/** A sweep or an operator ended it in PostgreSQL; an agent that has it should stop. */
+function endedElsewhere(device: Device, id: string): Effect[] {
+  const command = find(device, id)
+  if (command === undefined) return []
+  const stop = command.stage !== 'pending' && command.stage !== 'ending'
+  remove(device, id)
+  return [...(stop ? [{ type: 'cancel', id } as const] : []), ...next(device)]
+}
+
+function closed(device: Device): Effect[] {
+  const effects: Effect[] = []
+  for (const command of device.commands ?? []) {
+    // `sending` never reached the world's view; `sent` goes back to pending there too.
+    if (command.stage !== 'sent') continue
+    command.stage = 'pending'
+    effects.push({ type: 'progress', command })
+  }
+  effects.push({ type: 'offline' })
+  return effects
+}
+
+function tick(device: Device, nowMs: number, rules: Rules): Effect[] {
+  const effects: Effect[] = []
+  if (nowMs - device.heardMs > rules.heartbeatTimeoutMs) {
+    effects.push({ type: 'close', code: closeCodes.heartbeatTimeout, reason: 'no heartbeat' })
+    return effects
+  }
+  if (nowMs >= device.flushMs) {
+    device.flushMs = nowMs + rules.presenceFlushMs
+    effects.push({ type: 'seen', metrics: device.metrics, agentVersion: device.agentVersion })
+    device.metrics = null
+  }
+  for (const command of device.commands ?? []) {
+    if (command.stage !== 'ending' && nowMs >= command.dueMs) effects.push(...overdue(command))
+  }
+  return effects
+}
+
+/** Past its deadline: what waits expires, what the agent has timed out. The agent is told to stop. */
+function overdue(command: OpenCommand): Effect[] {
+  const { stage, id, timeoutSeconds } = command
+  if (stage === 'pending') return [endNow(command, 'expired', 'it expired before the device took it')]
+  if (stage === 'delivered' || stage === 'running') {
+    return [
+      { type: 'cancel', id },
+      endNow(command, 'timeout', `the device reported no end within ${timeoutSeconds} s`),
+    ]
+  }
+  return [
+    { type: 'cancel', id },
+    endNow(command, 'expired', 'it was sent, but the device did not confirm it before it expired'),
+  ]
+}
+
+function endNow(command: OpenCommand, status: EndedStatus, error: string): Effect {
+  command.stage = 'ending'
+  return { type: 'end', command, end: hubEnd(status, error) }
+}
+
+/** An end that the hub gives, with the sentence that explains it. */
+export function hubEnd(status: EndedStatus, error: string): End {
+  return {
+    status,
+    exitCode: null,
+    stdout: '',
+    stderr: '',
+    truncated: false,
+    error,
+    durationMs: null,
+  }
+}
+
+function find(device: Device, id: string): OpenCommand | undefined {
+  return device.commands?.find((command) => command.id === id)
+}
+
+function remove(device: Device, id: string): void {
+  if (device.commands === null) return
+  device.commands = device.commands.filter((command) => command.id !== id)
+  if (device.commands.length === 0) device.commands = null
+}
