@@ -15,6 +15,8 @@ export interface OpenCommand extends CommandMessage {
   /** The device's clock (ms) after which the hub ends it: expiry, later the run's deadline. */
   dueMs: number
   cancelRequested: boolean
+  /** The agent sent a result that waits for its ack. */
+  reported: boolean
 }
 
 /** Timings an actor needs; in milliseconds. */
@@ -236,10 +238,12 @@ function runDeadline(command: OpenCommand, nowMs: number, rules: Rules): number 
 function result(device: Device, frame: ResultFrame): Effect[] {
   const command = find(device, frame.id)
   if (command === undefined) return [{ type: 'stray', frame }]
-  // A repeat while the first is being committed: the commit acks both.
-  if (command.stage === 'ending') return []
+  // A repeat while the first is being committed: the commit acks both. But where the hub ended the
+  // command itself, this is a late result.
+  if (command.stage === 'ending') return command.reported ? [] : [{ type: 'stray', frame }]
   if (command.stage === 'sending') command.attempts++
   command.stage = 'ending'
+  command.reported = true
   const { type: _type, id: _id, status, ...rest } = frame
   const end = { exitCode: null, stdout: '', stderr: '', truncated: false, error: null, durationMs: null }
   return [{ type: 'end', command, end: { ...end, ...rest, status: endOf(status, rest.exitCode) } }]
@@ -259,6 +263,7 @@ function accept(device: Device, message: CommandMessage, nowMs: number): Effect[
     attempts: 0,
     dueMs: nowMs + (message.expiresMs - message.createdMs),
     cancelRequested: false,
+    reported: false,
   }
   device.commands ??= []
   // Two commits may be told out of order; ids are in the order of acceptance.
@@ -306,8 +311,9 @@ function cancel(device: Device, id: string, ask: number): Effect[] {
 }
 
 function committed(device: Device, id: string): Effect[] {
+  const reported = find(device, id)?.reported === true
   remove(device, id)
-  return [{ type: 'ack', id }, ...next(device)]
+  return [...(reported ? [{ type: 'ack', id } as const] : []), ...next(device)]
 }
 
 /** A sweep or an operator ended it in PostgreSQL; an agent that has it should stop. */

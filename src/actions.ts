@@ -1,0 +1,112 @@
+// The table of actions: what a command may be, what its payload must hold, who may send it and how long
+// it may run. A new action is one entry here and one in the agent.
+import { Type, type TObject } from 'typebox'
+import { Compile } from 'typebox/compile'
+import type { Operation } from './auth.ts'
+import { AppError } from './errors.ts'
+import { limits } from './limits.ts'
+
+export interface Action {
+  payload: TObject
+  may: Operation
+  /** How long it may run unless the caller says otherwise. */
+  timeoutSeconds: number
+  /** May run beside the one other command of a device: looks at or ends what hangs. */
+  concurrent: boolean
+}
+
+const environment = Type.Record(Type.String({ maxLength: 255 }), Type.String())
+const delay = Type.Optional(Type.Integer({ minimum: 0, maximum: 86_400 }))
+
+/** What `run_script` runs, and what a script of the library is written in. */
+export const languages = ['bash', 'sh', 'powershell', 'cmd', 'python', 'node'] as const
+
+export const actions: Readonly<Record<string, Action>> = {
+  ping: action({ timeoutSeconds: 30 }),
+  run_command: action({
+    payload: {
+      command: Type.String({ minLength: 1, maxLength: 65_536 }),
+      shell: Type.Optional(Type.String({ minLength: 1, maxLength: 64 })),
+    },
+    timeoutSeconds: limits.commandTimeoutSecondsDefault,
+  }),
+  run_script: action({
+    payload: {
+      language: Type.Enum([...languages]),
+      content: Type.String({ minLength: 1, maxLength: limits.payloadBytesMax }),
+      env: Type.Optional(environment),
+    },
+    timeoutSeconds: limits.commandTimeoutSecondsDefault,
+  }),
+  refresh_inventory: action({ timeoutSeconds: 120 }),
+  list_processes: action({ timeoutSeconds: 60, concurrent: true }),
+  kill_process: action({
+    payload: { pid: Type.Integer({ minimum: 2, maximum: 4_294_967_295 }) },
+    timeoutSeconds: 60,
+    concurrent: true,
+  }),
+  collect_logs: action({
+    payload: {
+      maxBytes: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.outputBytesMax })),
+    },
+    timeoutSeconds: 120,
+  }),
+  reboot: action({ payload: { delaySeconds: delay }, timeoutSeconds: 60 }),
+  shutdown: action({ payload: { delaySeconds: delay }, timeoutSeconds: 60 }),
+  restart_agent: action({ timeoutSeconds: 60 }),
+  upgrade_agent: action({
+    payload: {
+      version: Type.String({ pattern: String.raw`^\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`, maxLength: 64 }),
+    },
+    may: 'commands.upgrade',
+    timeoutSeconds: 900,
+  }),
+  uninstall_agent: action({ may: 'commands.upgrade', timeoutSeconds: 60 }),
+}
+
+/** The action of this name; throws UNSUPPORTED_ACTION. */
+export function findAction(name: string): Action {
+  const found = Object.hasOwn(actions, name) ? actions[name] : undefined
+  if (found) return found
+  throw new AppError(
+    'UNSUPPORTED_ACTION',
+    `there is no action "${name.slice(0, 64)}"; there are ${Object.keys(actions).join(', ')}`,
+  )
+}
+
+/** True when commands of this action may run beside another one; unknown actions may not. */
+export function isConcurrent(name: string): boolean {
+  return Object.hasOwn(actions, name) && actions[name]?.concurrent === true
+}
+
+const checks = new Map(
+  Object.entries(actions).map(([name, { payload }]) => [name, Compile(payload)] as const),
+)
+
+/** What is wrong with a payload, as paths below it and sentences; empty when it is well. */
+export function payloadErrors(name: string, payload: unknown): { path: string; message: string }[] {
+  const check = checks.get(name)
+  if (check === undefined || check.Check(payload)) return []
+  return check.Errors(payload).map((error) => {
+    const params = error.params as { requiredProperties?: string[]; additionalProperties?: string[] }
+    const member = (params.requiredProperties ?? params.additionalProperties)?.[0]
+    return {
+      path: member === undefined ? error.instancePath : `${error.instancePath}/${member}`,
+      message: params.requiredProperties
+        ? 'is required'
+        : params.additionalProperties
+          ? 'is not a known field'
+          : error.message,
+    }
+  })
+}
+
+function action(options: Partial<Omit<Action, 'payload'>> & { payload?: TObject['properties'] }): Action {
+  return {
+    may: 'commands.write',
+    timeoutSeconds: limits.commandTimeoutSecondsDefault,
+    concurrent: false,
+    ...options,
+    payload: Type.Object(options.payload ?? {}, { additionalProperties: false }),
+  }
+}

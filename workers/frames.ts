@@ -1,0 +1,171 @@
+// Reads agents' frames: from text to a checked value whose strings PostgreSQL can store. Agents are not
+// trusted: whatever they send, the answer is a frame or a reason, never an exception.
+import { limits } from '../src/limits.ts'
+import type { AgentFrame, AgentMetrics } from '../src/protocol.ts'
+
+/** Why a frame was dropped; a closed set, so that it can be a metric's label. */
+export type FrameFault = 'json' | 'unknown' | 'invalid' | 'large'
+
+export type ReadFrame = { frame: AgentFrame } | { fault: FrameFault; message: string }
+
+type Members = Record<string, unknown>
+
+/** Parses and checks one text frame. Unknown members are ignored; an unknown type is a fault. */
+export function readFrame(text: string): ReadFrame {
+  let value: unknown
+  try {
+    value = JSON.parse(text)
+  } catch {
+    return { fault: 'json', message: 'the frame is not JSON' }
+  }
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    return { fault: 'invalid', message: 'the frame is not an object' }
+  }
+  // Only an escape can bring U+0000 or half a surrogate pair; bytes were checked as UTF-8 before.
+  if (text.includes('\\u')) value = clean(value)
+  return check(value as Members, text.length)
+}
+
+function check(members: Members, chars: number): ReadFrame {
+  switch (members['type']) {
+    case 'heartbeat':
+      return { frame: heartbeat(members) }
+    case 'delivered':
+    case 'started':
+      return isId(members['id'])
+        ? { frame: { type: members['type'], id: members['id'] } }
+        : noId
+    case 'result':
+      return result(members)
+    case 'progress':
+      return isId(members['id'])
+        ? { frame: { type: 'progress', id: members['id'], seq: 0, stream: 'stdout', data: '' } }
+        : noId
+    case 'inventory':
+      return chars > limits.inventoryBytesMax
+        ? { fault: 'large', message: `an inventory may hold ${limits.inventoryBytesMax} bytes` }
+        : { frame: inventory(members) }
+    case 'alert':
+      return alert(members)
+    default:
+      return { fault: 'unknown', message: 'the frame has no type that this hub knows' }
+  }
+}
+
+const noId: ReadFrame = { fault: 'invalid', message: 'id must be a string of at most 64 characters' }
+
+function isId(value: unknown): value is string {
+  return typeof value === 'string' && value !== '' && value.length <= 64
+}
+
+function heartbeat(members: Members): AgentFrame {
+  const frame: AgentFrame = { type: 'heartbeat' }
+  const { seq, agentVersion, uptimeSeconds, metrics } = members
+  if (Number.isSafeInteger(seq)) frame.seq = seq as number
+  if (typeof agentVersion === 'string') frame.agentVersion = agentVersion.slice(0, 64)
+  if (Number.isFinite(uptimeSeconds)) frame.uptimeSeconds = uptimeSeconds as number
+  if (typeof metrics === 'object' && metrics !== null && !Array.isArray(metrics)) {
+    frame.metrics = numbersOf(metrics as Members)
+  }
+  return frame
+}
+
+/** Keeps finite numbers under reasonable names; percentages are held to 0–100. */
+function numbersOf(metrics: Members): AgentMetrics {
+  const numbers: AgentMetrics = {}
+  let count = 0
+  for (const name in metrics) {
+    const value = metrics[name]
+    if (typeof value !== 'number' || !Number.isFinite(value)) continue
+    if (name.length > limits.metricNameCharsMax || ++count > limits.metricsMax) continue
+    numbers[name] = name.endsWith('Percent') ? Math.min(100, Math.max(0, value)) : value
+  }
+  return numbers
+}
+
+const resultStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const
+
+function result(members: Members): ReadFrame {
+  const { id, status, exitCode, stdout, stderr, truncated, error, durationMs, data } = members
+  if (!isId(id)) return noId
+  const known = resultStatuses.find((name) => name === status)
+  if (known === undefined) {
+    return { fault: 'invalid', message: `status must be one of ${resultStatuses.join(', ')}` }
+  }
+  const out = cut(stdout, limits.outputBytesMax)
+  const err = cut(stderr, limits.outputBytesMax)
+  const why = cut(error, limits.errorBytesMax)
+  return {
+    frame: {
+      type: 'result',
+      id,
+      status: known,
+      exitCode: Number.isSafeInteger(exitCode) ? (exitCode as number) : null,
+      stdout: out.text,
+      stderr: err.text,
+      truncated: truncated === true || out.cut || err.cut || why.cut,
+      error: typeof error === 'string' ? why.text : null,
+      ...(Number.isFinite(durationMs) ? { durationMs: durationMs as number } : {}),
+      ...(data === undefined ? {} : { data }),
+    },
+  }
+}
+
+/** The longest head of a text whose JSON encoding fits; what an honest agent has done already. */
+function cut(value: unknown, bytesMax: number): { text: string; cut: boolean } {
+  if (typeof value !== 'string') return { text: '', cut: false }
+  // No character takes more than six bytes encoded, so short texts need no measuring.
+  if (value.length * 6 <= bytesMax || encodedBytes(value) <= bytesMax) {
+    return { text: value, cut: false }
+  }
+  let low = 0
+  let high = value.length
+  while (low < high) {
+    const middle = (low + high + 1) >> 1
+    if (encodedBytes(value.slice(0, middle)) <= bytesMax) low = middle
+    else high = middle - 1
+  }
+  return { text: value.slice(0, low).toWellFormed(), cut: true }
+}
+
+function encodedBytes(text: string): number {
+  return Buffer.byteLength(JSON.stringify(text)) - 2
+}
+
+function inventory(members: Members): AgentFrame {
+  const { os, hardware, network, software } = members
+  return { type: 'inventory', os, hardware, network, software }
+}
+
+const severities = ['critical', 'high', 'medium', 'low', 'info'] as const
+
+function alert(members: Members): ReadFrame {
+  const { severity, title, message, dedupeKey } = members
+  const known = severities.find((name) => name === severity)
+  if (known === undefined || typeof title !== 'string' || typeof dedupeKey !== 'string') {
+    return { fault: 'invalid', message: 'an alert has severity, title and dedupeKey' }
+  }
+  return {
+    frame: {
+      type: 'alert',
+      severity: known,
+      title: title.slice(0, limits.alertTitleCharsMax),
+      message: typeof message === 'string' ? message.slice(0, limits.alertMessageCharsMax) : '',
+      dedupeKey: dedupeKey.slice(0, limits.dedupeKeyCharsMax),
+    },
+  }
+}
+
+/** Replaces U+0000 and lone surrogates by U+FFFD in every string and key of a parsed value. */
+export function clean(value: unknown): unknown {
+  if (typeof value === 'string') return cleanText(value)
+  if (Array.isArray(value)) return value.map(clean)
+  if (typeof value !== 'object' || value === null) return value
+  return Object.fromEntries(
+    Object.entries(value).map(([key, member]) => [cleanText(key), clean(member)]),
+  )
+}
+
+function cleanText(text: string): string {
+  return text.replaceAll('\u0000', '\ufffd').toWellFormed()
+}
