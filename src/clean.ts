@@ -4,7 +4,9 @@
 /** At most `charsMax` UTF-16 units of `text`, storable as `text`. */
 export function cleanText(text: string, charsMax: number): string {
   const cut = text.length > charsMax ? text.slice(0, charsMax) : text
-  return cut.includes('\u0000') ? cut.replaceAll('\u0000', '\ufffd').toWellFormed() : wellFormed(cut)
+  return cut.includes('\u0000')
+    ? cut.replaceAll('\u0000', '\ufffd').toWellFormed()
+    : wellFormed(cut)
 }
 
 /** A value as JSON text, storable as `jsonb`. */
@@ -23,9 +25,6 @@ function cleanMembers(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(cleanMembers)
   if (typeof value !== 'object' || value === null) return value
   return Object.fromEntries(
-    Object.entries(value).map(([key, member]) => [
-      cleanText(key, Infinity),
-      cleanMembers(member),
-    ]),
+    Object.entries(value).map(([key, member]) => [cleanText(key, Infinity), cleanMembers(member)]),
   )
 }

@@ -60,6 +60,14 @@ export const limits = {
   refreshLeewaySeconds: 30,
   passwordCharsMin: 12,
   passwordCharsMax: 256,
+  /** Argon2id as OWASP advises it for servers: 19 MiB, two passes, one lane; about 25 ms here. */
+  argon2MemoryKiB: 19_456,
+  argon2Passes: 2,
+  argon2Lanes: 1,
+  /** Threads that hash, less where cores are few: each takes 19 MiB while it works. */
+  hashThreadsMax: 4,
+  /** Hashing yields to heartbeats: a storm of logins may wait, agents may not. */
+  hashNice: 10,
   /** Hashes waiting for a thread; at about 50 ms each, 64 on one thread are 3 s, then 503. */
   hashQueueMax: 64,
   /** Verified access tokens kept: about 300 bytes each. */
@@ -68,8 +76,35 @@ export const limits = {
   identityCacheMax: 50_000,
   /** A cached identity is trusted while the LISTEN connection answered within this time. */
   identityTrustMs: 2_000,
+  /** The LISTEN connection is asked this often: two answers may be lost before trust ends. */
+  listenPingMs: 700,
+  /** Longest pause before the LISTEN connection is tried again. */
+  listenRetryMsMax: 2_000,
+  /** Callers counted per rate; about 150 bytes each. The longest silent is forgotten first. */
+  rateKeysMax: 100_000,
+  emailCharsMax: 254,
+  /** An invitation to set a first password. */
+  inviteHours: 72,
+
+  // ---- audit
   /** Audit rows of refusals waiting to be written; each is about 500 bytes. */
   auditQueueMax: 10_000,
+  /** Rows of one audit statement, about 5 ms. */
+  auditBatchMax: 256,
+  /** What a caller chose (an email, an id in a path) is cut to this in an audit row. */
+  auditTextCharsMax: 255,
+  userAgentCharsMax: 512,
+
+  // ---- organizations and sites
+  nameCharsMax: 255,
+  /** As a DNS label, so that a slug can become a host name. */
+  slugCharsMax: 63,
+  addressCharsMax: 500,
+  offlineGraceSecondsMax: 3600,
+  offlineGraceSecondsDefault: 60,
+  retentionDaysMax: 3650,
+  enrollmentKeySecondsMax: 365 * 86_400,
+  enrollmentKeyUsesMax: 1_000_000,
 
   // ---- agents
   /** Heartbeat interval told to agents. */
@@ -79,6 +114,8 @@ export const limits = {
   /** A text frame; a result with stdout and stderr of 1 MiB each fits with room. */
   frameBytesMax: 4 * 1024 * 1024,
   inventoryBytesMax: 256 * 1024,
+  /** Nesting of what an agent reports; PostgreSQL and the JSON writer recurse over it. */
+  jsonDepthMax: 64,
   /** Bytes waiting in one agent's socket before it is closed as a slow reader: two of the largest frames. */
   backpressureBytesMax: 8 * 1024 * 1024,
   /** Upgrades waiting for their token check; past it 503. About 1 KB each. */

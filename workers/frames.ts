@@ -22,7 +22,7 @@ export function readFrame(text: string): ReadFrame {
     return { fault: 'invalid', message: 'the frame is not an object' }
   }
   // Only an escape can bring U+0000 or half a surrogate pair; bytes were checked as UTF-8 before.
-  if (text.includes('\\u')) value = clean(value)
+  if (text.includes('\\u')) value = clean(value, 0)
   return check(value as Members, text.length)
 }
 
@@ -157,13 +157,23 @@ function alert(members: Members): ReadFrame {
 }
 
 /** Replaces U+0000 and lone surrogates by U+FFFD in every string and key of a parsed value. */
-export function clean(value: unknown): unknown {
+export function clean(value: unknown, depth = 0): unknown {
   if (typeof value === 'string') return cleanText(value)
-  if (Array.isArray(value)) return value.map(clean)
   if (typeof value !== 'object' || value === null) return value
+  if (depth >= limits.jsonDepthMax) return null
+  if (Array.isArray(value)) return value.map((member) => clean(member, depth + 1))
   return Object.fromEntries(
-    Object.entries(value).map(([key, member]) => [cleanText(key), clean(member)]),
+    Object.entries(value).map(([key, member]) => [cleanText(key), clean(member, depth + 1)]),
   )
+}
+
+/** JSON text of what an agent sent; null where it nests too deeply to be written. */
+export function jsonOf(value: unknown): string | null {
+  try {
+    return JSON.stringify(value) ?? null
+  } catch {
+    return null
+  }
 }
 
 function cleanText(text: string): string {

@@ -1,0 +1,155 @@
+// How often a caller may ask. Every rate is a token bucket in the GCRA form: one number per caller, the
+// time at which its bucket is full again. Each hub decides from its own memory and never waits; sharing
+// between hubs can merge those numbers afterwards, as the latest time wins.
+//
+// Why not rate-limiter-flexible: it makes a promise per call and a timer per key, and a rate with a
+// burst takes two limiters; here a check is a map look-up and no await on the way of every request.
+import { LRUCache } from 'lru-cache'
+import { networkOf } from './address.ts'
+import { AppError } from './errors.ts'
+import { limits } from './limits.ts'
+import type { Rates } from './limits.ts'
+
+/** `RateLimit-Limit`, `-Remaining` and `-Reset` of the rate that is nearest to its end; {} when off. */
+export type RateHeaders = Record<string, string>
+
+/** Each check counts one call, unless it says otherwise; past the rate it throws RATE_LIMITED. */
+export interface RateLimits {
+  api(userId: string): RateHeaders
+  refresh(userId: string): RateHeaders
+  /** A device opens a socket. */
+  connect(deviceId: string): RateHeaders
+  /** An enrollment, right or wrong; also refused while too many from here were wrong. */
+  enroll(ip: string): RateHeaders
+  enrollFailed(ip: string): RateHeaders
+  /**
+   * Counts nothing: refused while too many logins failed. Ask it before hashing and again after: of
+   * guesses sent in parallel, only as many as the rate allows learn whether they were right.
+   */
+  login(ip: string, email: string): RateHeaders
+  loginFailed(ip: string, email: string): RateHeaders
+  /** The right password clears the failures for this ip and email, not those of the ip. */
+  loginSucceeded(ip: string, email: string): void
+}
+
+const minute = 60_000
+
+/** Rates in this process's memory; a rate of 0 is off. `now` is in milliseconds and never runs back. */
+export function rateLimits(rates: Rates, now: () => number = () => performance.now()): RateLimits {
+  const api = new Bucket(rates.API, minute, rates.API_BURST, now)
+  const refresh = new Bucket(rates.REFRESH, minute, rates.REFRESH, now)
+  const connect = new Bucket(rates.CONNECT, minute, rates.CONNECT, now)
+  const enroll = new Bucket(rates.ENROLL, minute, rates.ENROLL, now)
+  const enrollFailures = new Bucket(rates.ENROLL_FAILURES, minute, rates.ENROLL_FAILURES, now)
+  const login = new Bucket(rates.LOGIN, 5 * minute, rates.LOGIN, now)
+  const loginIp = new Bucket(rates.LOGIN_IP, 5 * minute, rates.LOGIN_IP, now)
+  const person = (ip: string, email: string) => `${networkOf(ip)} ${email.toLowerCase()}`
+  return {
+    api: (userId) => admitted([api.take(userId)]),
+    refresh: (userId) => admitted([refresh.take(userId)]),
+    connect: (deviceId) => admitted([connect.take(deviceId)]),
+    enroll(ip) {
+      const network = networkOf(ip)
+      return admitted([enrollFailures.peek(network), enroll.take(network)])
+    },
+    enrollFailed: (ip) => told([enrollFailures.take(networkOf(ip))]),
+    login: (ip, email) => admitted([loginIp.peek(networkOf(ip)), login.peek(person(ip, email))]),
+    loginFailed: (ip, email) => told([loginIp.take(networkOf(ip)), login.take(person(ip, email))]),
+    loginSucceeded: (ip, email) => login.clear(person(ip, email)),
+  }
+}
+
+/** What a rate says of one caller. */
+interface Standing {
+  allowed: boolean
+  limit: number
+  remaining: number
+  /** Until all of it is there again, in ms. */
+  resetMs: number
+  /** Until one more call is allowed, in ms. */
+  retryMs: number
+}
+
+/** One rate: `rate` calls per `periodMs` sustained, `burst` of them at once. */
+class Bucket {
+  private readonly intervalMs: number
+  private readonly burst: number
+  private readonly now: () => number
+  private readonly fullAt: LRUCache<string, number> | undefined
+
+  constructor(rate: number, periodMs: number, burst: number, now: () => number) {
+    this.intervalMs = periodMs / rate
+    this.burst = Math.max(1, burst)
+    this.now = now
+    if (rate > 0) this.fullAt = new LRUCache({ max: limits.rateKeysMax })
+  }
+
+  take(key: string): Standing | undefined {
+    if (!this.fullAt) return undefined
+    const now = this.now()
+    const fullAt = this.fullAt.get(key) ?? 0
+    const taken = takeOne(fullAt, now, this.intervalMs, this.burst)
+    if (taken !== undefined) this.fullAt.set(key, taken)
+    return this.standing(taken !== undefined, taken ?? fullAt, now)
+  }
+
+  peek(key: string): Standing | undefined {
+    if (!this.fullAt) return undefined
+    const now = this.now()
+    const fullAt = this.fullAt.get(key) ?? 0
+    const allowed = takeOne(fullAt, now, this.intervalMs, this.burst) !== undefined
+    return this.standing(allowed, fullAt, now)
+  }
+
+  clear(key: string): void {
+    this.fullAt?.delete(key)
+  }
+
+  private standing(allowed: boolean, fullAt: number, now: number): Standing {
+    const resetMs = Math.max(0, fullAt - now)
+    const remaining = Math.max(0, Math.floor(this.burst - resetMs / this.intervalMs))
+    const retryMs = Math.max(0, resetMs - (this.burst - 1) * this.intervalMs)
+    return { allowed, limit: this.burst, remaining, resetMs, retryMs }
+  }
+}
+
+/**
+ * One call from a bucket that is full again at `fullAt`: its new such time, or undefined when nothing
+ * is left. A bucket holds `burst` calls and gets one back each `intervalMs`.
+ */
+export function takeOne(
+  fullAt: number,
+  now: number,
+  intervalMs: number,
+  burst: number,
+): number | undefined {
+  const next = Math.max(fullAt, now) + intervalMs
+  // A thousandth of an interval forgives the rounding of sums of fractions.
+  return next - now <= (burst + 0.001) * intervalMs ? next : undefined
+}
+
+/** The headers of the tightest rate; throws when one refuses. */
+function admitted(all: readonly (Standing | undefined)[]): RateHeaders {
+  const refused = all.find((standing) => standing?.allowed === false)
+  if (!refused) return told(all)
+  throw new AppError('RATE_LIMITED', 'too many requests; try again later', {
+    retryAfterSeconds: Math.max(1, Math.ceil(refused.retryMs / 1000)),
+    headers: headersOf(refused),
+  })
+}
+
+function told(all: readonly (Standing | undefined)[]): RateHeaders {
+  let tightest: Standing | undefined
+  for (const standing of all) {
+    if (standing && standing.remaining < (tightest?.remaining ?? Infinity)) tightest = standing
+  }
+  return tightest ? headersOf(tightest) : {}
+}
+
+function headersOf({ limit, remaining, resetMs }: Standing): RateHeaders {
+  return {
+    'RateLimit-Limit': String(limit),
+    'RateLimit-Remaining': String(remaining),
+    'RateLimit-Reset': String(Math.ceil(resetMs / 1000)),
+  }
+}

@@ -1,0 +1,198 @@
+// The lane of command states. Ends go out at once; a state before the end waits a moment, so that a
+// quick command is one row update and not three. At most one statement is under way per shard, so the
+// states of a command reach PostgreSQL in order.
+import { plainArray, textArray, type Database } from '../src/db.ts'
+import { newId } from '../src/ids.ts'
+import { limits } from '../src/limits.ts'
+import type { CommandStatus } from '../src/protocol.ts'
+import { persist } from './persist.ts'
+import { commandsSql } from './statements.ts'
+
+/** The latest of a command, as far as it is not written yet. Times in ms since 1970, null = unchanged. */
+export interface CommandWrite {
+  id: string
+  deviceId: string
+  epoch: number
+  status: CommandStatus
+  /** JSON text; only of an end. */
+  result: string | null
+  attempts: number
+  sentMs: number | null
+  deliveredMs: number | null
+  startedMs: number | null
+  /** Set: this is the end. */
+  completedMs: number | null
+}
+
+export interface CommandOutcome {
+  write: CommandWrite
+  /** The row took it. */
+  applied: boolean
+  /** False: a newer connection of the device took over, and nothing was written. */
+  fresh: boolean
+}
+
+export interface CommandEvents {
+  onCommands(outcomes: CommandOutcome[]): void
+  onBatch(statement: string, rows: number): void
+  onProblem(message: string, details: Record<string, unknown>): void
+}
+
+export class CommandWrites {
+  /** States before the end, by command, in the order they began to wait. */
+  private readonly states = new Map<string, { write: CommandWrite; dueMs: number }>()
+  private ends: CommandWrite[] = []
+  private waitingBytes = 0
+  private underWay = 0
+  private timer: NodeJS.Timeout | undefined
+  private idle: (() => void)[] = []
+  private readonly db: Database
+  private readonly events: CommandEvents
+  private readonly signal: AbortSignal
+
+  constructor(db: Database, events: CommandEvents, signal: AbortSignal) {
+    this.db = db
+    this.events = events
+    this.signal = signal
+  }
+
+  get rows(): number {
+    return this.states.size + this.ends.length + this.underWay
+  }
+
+  /** Bytes of results not yet committed. */
+  get bytes(): number {
+    return this.waitingBytes
+  }
+
+  /** Takes a state or an end; merges it with what of the same command still waits. */
+  push(write: CommandWrite): void {
+    const earlier = this.states.get(write.id)
+    const merged = earlier ? merge(earlier.write, write) : write
+    if (write.completedMs === null) {
+      if (earlier) earlier.write = merged
+      else this.states.set(write.id, { write, dueMs: performance.now() + limits.progressDelayMs })
+    } else {
+      this.states.delete(write.id)
+      this.ends.push(merged)
+      this.waitingBytes += sizeOf(merged)
+    }
+    this.pump()
+  }
+
+  async drained(): Promise<void> {
+    if (this.rows === 0) return
+    await new Promise<void>((resolve) => this.idle.push(resolve))
+  }
+
+  private pump(): void {
+    if (this.underWay > 0) return
+    const batch = this.take(performance.now())
+    if (batch.length > 0) void this.write(batch)
+    else if (this.states.size > 0) this.wakeForStates()
+    else for (const resolve of this.idle.splice(0)) resolve()
+  }
+
+  private wakeForStates(): void {
+    if (this.timer !== undefined) return
+    const [first] = this.states.values()
+    if (first === undefined) return
+    this.timer = setTimeout(
+      () => {
+        this.timer = undefined
+        this.pump()
+      },
+      Math.max(1, first.dueMs - performance.now()),
+    )
+  }
+
+  private take(nowMs: number): CommandWrite[] {
+    let bytes = 0
+    let count = 0
+    while (count < this.ends.length && count < limits.storeBatchMax) {
+      bytes += sizeOf(this.ends[count] as CommandWrite)
+      if (bytes > limits.storeBatchBytesMax && count > 0) break
+      count++
+    }
+    const batch = this.ends.splice(0, count)
+    for (const [id, state] of this.states) {
+      if (batch.length >= limits.storeBatchMax || state.dueMs > nowMs) break
+      this.states.delete(id)
+      batch.push(state.write)
+    }
+    return batch
+  }
+
+  private async write(batch: CommandWrite[]): Promise<void> {
+    this.underWay = batch.length
+    this.events.onBatch('commands', batch.length)
+    await persist(batch, {
+      write: (writes) => this.commit(writes),
+      signal: this.signal,
+      onOutage: (error) =>
+        this.events.onProblem('PostgreSQL does not take writes; they wait', {
+          statement: 'commands',
+          reason: String(error),
+        }),
+      reject: (write, error) => this.reject(write, error),
+    })
+    for (const write of batch) if (write.completedMs !== null) this.waitingBytes -= sizeOf(write)
+    this.underWay = 0
+    this.pump()
+  }
+
+  private async commit(writes: CommandWrite[]): Promise<void> {
+    const rows = await this.db.query<{ id: string; fresh: boolean; applied: boolean }>(commandsSql, [
+      plainArray(writes.map((write) => write.id)),
+      plainArray(writes.map((write) => write.deviceId)),
+      plainArray(writes.map((write) => write.epoch)),
+      plainArray(writes.map((write) => write.status)),
+      textArray(writes.map((write) => write.result)),
+      plainArray(writes.map((write) => write.attempts)),
+      plainArray(writes.map((write) => write.sentMs)),
+      plainArray(writes.map((write) => write.deliveredMs)),
+      plainArray(writes.map((write) => write.startedMs)),
+      plainArray(writes.map((write) => write.completedMs)),
+      plainArray(writes.map(() => newId())),
+    ])
+    const byId = new Map(rows.map((row) => [row.id, row]))
+    this.events.onCommands(
+      writes.map((write) => {
+        const row = byId.get(write.id)
+        return { write, applied: row?.applied ?? false, fresh: row?.fresh ?? false }
+      }),
+    )
+  }
+
+  /** What PostgreSQL refuses for its content ends its own command, in words that it does take. */
+  private async reject(write: CommandWrite, error: unknown): Promise<void> {
+    this.events.onProblem('PostgreSQL refused a result', { id: write.id, reason: String(error) })
+    if (write.result === null) return
+    const result = JSON.stringify({
+      exitCode: null,
+      stdout: '',
+      stderr: '',
+      truncated: true,
+      error: 'STORE_REJECTED: the database could not store what the device reported',
+      durationMs: null,
+    })
+    try {
+      await this.commit([{ ...write, status: 'failed', result }])
+    } catch (second) {
+      this.events.onProblem('a command could not be ended', { id: write.id, reason: String(second) })
+    }
+  }
+}
+
+function merge(earlier: CommandWrite, later: CommandWrite): CommandWrite {
+  return {
+    ...later,
+    sentMs: later.sentMs ?? earlier.sentMs,
+    deliveredMs: earlier.deliveredMs ?? later.deliveredMs,
+    startedMs: earlier.startedMs ?? later.startedMs,
+  }
+}
+
+function sizeOf(write: CommandWrite): number {
+  return (write.result?.length ?? 0) + 256
+}

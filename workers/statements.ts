@@ -1,0 +1,157 @@
+// The statements of the write-behind store: many rows each, epochs checked inside, events beside the
+// change they tell of. PostgreSQL 15 and newer.
+
+/**
+ * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks.
+ * Returns the device's open commands as the same snapshot sees them.
+ * $1 device ids, $2 addresses, $3 new token used, $4 event ids, $5 node, $6 oldest open command in days
+ */
+export const claimSql = `
+with i as (
+  select * from unnest($1::uuid[], $2::text[], $3::boolean[], $4::uuid[])
+    as i(device_id, ip, rotated, event_id)
+), p as (
+  select p.device_id, p.status, p.org_id from device_presence p
+  join i using (device_id)
+  where p.status <> 'decommissioned'
+  order by p.device_id
+  for update of p
+), claimed as (
+  update device_presence d
+  set epoch = d.epoch + 1, node_id = $5, status = 'online', last_seen_at = now(), ip_address = i.ip,
+    status_at = case when p.status = 'online' then d.status_at else now() end
+  from p join i using (device_id)
+  where d.device_id = p.device_id
+  returning d.device_id, d.org_id, d.epoch, p.status as was, i.event_id, i.rotated
+), rotated as (
+  update devices d set token_hash = d.next_token_hash, next_token_hash = null
+  from claimed c where c.rotated and d.id = c.device_id and d.next_token_hash is not null
+), told as (
+  insert into events (id, org_id, type, at, site_id, data)
+  select c.event_id, c.org_id, 'device.online', now(), d.site_id,
+    jsonb_build_object('deviceId', c.device_id)
+  from claimed c join devices d on d.id = c.device_id
+  where c.was <> 'online'
+)
+select c.device_id as id, c.epoch::text as epoch, (
+  select json_agg(json_build_object(
+    'id', o.id, 'action', o.action, 'payload', o.payload::text, 'status', o.status,
+    'attempts', o.attempts, 'timeoutSeconds', o.timeout_seconds,
+    'createdMs', floor(extract(epoch from o.created_at) * 1000),
+    'expiresMs', floor(extract(epoch from o.expires_at) * 1000),
+    'deliveredMs', floor(extract(epoch from o.delivered_at) * 1000),
+    'startedMs', floor(extract(epoch from o.started_at) * 1000),
+    'cancelRequested', o.cancel_requested_at is not null) order by o.id)
+  from commands o
+  where o.device_id = c.device_id and o.completed_at is null
+    and o.id >= uuid7_floor(now() - make_interval(days => $6))
+) as commands
+from claimed c`
+
+/** The socket of this epoch is gone. $1 device ids, $2 epochs, $3 event ids */
+export const offlineSql = `
+with i as (
+  select * from unnest($1::uuid[], $2::bigint[], $3::uuid[]) as i(device_id, epoch, event_id)
+), p as (
+  select p.device_id, i.event_id from device_presence p
+  join i on i.device_id = p.device_id and i.epoch = p.epoch
+  where p.status = 'online'
+  order by p.device_id
+  for update of p
+), gone as (
+  update device_presence d set status = 'offline', status_at = now(), node_id = null
+  from p where d.device_id = p.device_id
+  returning d.device_id, d.org_id, p.event_id
+)
+insert into events (id, org_id, type, at, site_id, data)
+select g.event_id, g.org_id, 'device.offline', now(), d.site_id,
+  jsonb_build_object('deviceId', g.device_id)
+from gone g join devices d on d.id = g.device_id`
+
+/**
+ * lastSeenAt and metrics, and the agent's version where it changed.
+ * $1 device ids, $2 epochs, $3 ms since 1970, $4 metrics or null, $5 agent versions or null
+ */
+export const seenSql = `
+with i as (
+  select device_id, max(epoch) as epoch, max(at_ms) as at_ms,
+    (array_agg(metrics order by at_ms desc) filter (where metrics is not null))[1] as metrics,
+    (array_agg(version order by at_ms desc) filter (where version is not null))[1] as version
+  from unnest($1::uuid[], $2::bigint[], $3::float8[], $4::text[], $5::text[])
+    as i(device_id, epoch, at_ms, metrics, version)
+  group by device_id
+), versions as (
+  update devices d set agent_version = i.version, updated_at = now()
+  from i where d.id = i.device_id and d.agent_version is distinct from i.version
+    and i.version is not null
+)
+update device_presence p
+set last_seen_at = greatest(p.last_seen_at, to_timestamp(i.at_ms / 1000)),
+  metrics = coalesce(i.metrics::jsonb, p.metrics)
+from i where p.device_id = i.device_id and p.epoch = i.epoch
+returning p.device_id as id`
+
+/** $1 device ids, $2 inventories as JSON texts */
+export const inventorySql = `
+insert into device_inventory (device_id, inventory, updated_at)
+select device_id, inventory::jsonb, now()
+from unnest($1::uuid[], $2::text[]) as i(device_id, inventory)
+order by device_id
+on conflict (device_id) do update set inventory = excluded.inventory, updated_at = now()`
+
+/**
+ * Results for ids that are not open at their actor: kept beside the first end where the command is the
+ * device's own, audited where it is another's.
+ * $1 command ids, $2 device ids, $3 organizations of those devices, $4 results, $5 audit ids
+ */
+export const straySql = `
+with i as (
+  select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::uuid[])
+    as i(id, device_id, org_id, result, audit_id)
+), late as (
+  update commands c set late_result = i.result::jsonb
+  from i where c.id = i.id and c.device_id = i.device_id
+    and c.completed_at is not null and c.late_result is null
+)
+insert into audit (id, org_id, at, actor_type, actor_id, action, resource_type, resource_id,
+  device_id, result, details)
+select i.audit_id, i.org_id, now(), 'agent', i.device_id, 'command.result', 'command', i.id::text,
+  i.device_id, 'denied', jsonb_build_object('reason', 'the command belongs to another device')
+from i join commands c on c.id = i.id
+where c.device_id <> i.device_id`
+
+/**
+ * States and ends of commands. An end counts once: only while `completed_at` is null; a row of an old
+ * epoch counts not at all.
+ * $1 ids, $2 device ids, $3 epochs, $4 statuses, $5 results or null, $6 attempts, $7–$10 sent, delivered,
+ * started and completed in ms since 1970 or null, $11 event ids
+ */
+export const commandsSql = `
+with i as (
+  select * from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
+    $7::float8[], $8::float8[], $9::float8[], $10::float8[], $11::uuid[])
+    as i(id, device_id, epoch, status, result, attempts, sent, delivered, started, completed, event_id)
+), p as (
+  select i.id, p.epoch = i.epoch as fresh from i join device_presence p on p.device_id = i.device_id
+), changed as (
+  update commands c set
+    status = i.status,
+    result = i.result::jsonb,
+    attempts = greatest(c.attempts, i.attempts),
+    sent_at = coalesce(to_timestamp(i.sent / 1000), c.sent_at),
+    delivered_at = coalesce(c.delivered_at, to_timestamp(i.delivered / 1000)),
+    started_at = coalesce(c.started_at, to_timestamp(i.started / 1000)),
+    completed_at = to_timestamp(i.completed / 1000)
+  from i join p on p.id = i.id
+  where c.id = i.id and c.device_id = i.device_id and c.completed_at is null and p.fresh
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, i.event_id
+), told as (
+  insert into events (id, org_id, type, at, site_id, data)
+  select c.event_id, c.org_id, 'command.' || c.status, c.completed_at, d.site_id,
+    jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
+      'status', c.status)
+  from changed c join devices d on d.id = c.device_id
+  where c.completed_at is not null
+)
+select i.id, coalesce(p.fresh, false) as fresh, c.id is not null as applied
+from i left join p on p.id = i.id left join changed c on c.id = i.id`

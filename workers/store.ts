@@ -1,0 +1,252 @@
+// The bounded write-behind store of one shard: claims, presence, command states and inventories reach
+// PostgreSQL in batches, each row checked against its connection's epoch. Decides nothing about devices.
+import { Batcher } from '../src/batch.ts'
+import { plainArray, textArray, type Database } from '../src/db.ts'
+import { isUuid, newId } from '../src/ids.ts'
+import { limits } from '../src/limits.ts'
+import type { AgentMetrics, ResultFrame } from '../src/protocol.ts'
+import { CommandWrites, type CommandOutcome } from './command_writes.ts'
+import { claimSql, inventorySql, offlineSql, seenSql, straySql } from './statements.ts'
+import { persist } from './persist.ts'
+
+/** A command as the claim finds it in PostgreSQL; times in ms since 1970. */
+export interface StoredCommand {
+  id: string
+  action: string
+  payload: string
+  status: 'pending' | 'sent' | 'delivered' | 'running'
+  attempts: number
+  timeoutSeconds: number
+  createdMs: number
+  expiresMs: number
+  deliveredMs: number | null
+  startedMs: number | null
+  cancelRequested: boolean
+}
+
+export interface Claim {
+  deviceId: string
+  conn: number
+  ip: string
+  tokenRotated: boolean
+}
+
+export interface Claimed {
+  claim: Claim
+  /** 0: the device was decommissioned meanwhile. */
+  epoch: number
+  commands: StoredCommand[]
+}
+
+export interface Seen {
+  deviceId: string
+  epoch: number
+  atMs: number
+  metrics: AgentMetrics | null
+  agentVersion: string | null
+}
+
+export interface StoreEvents {
+  onClaimed(claimed: Claimed[]): void
+  onCommands(outcomes: CommandOutcome[]): void
+  /** Results of ids that were not open: they are dealt with and may be acked. */
+  onStrays(strays: { deviceId: string; id: string }[]): void
+  /** These connections write no more: a newer one of the device took over. */
+  onSuperseded(lost: { deviceId: string; epoch: number }[]): void
+  onBatch(statement: string, rows: number): void
+  onProblem(message: string, details: Record<string, unknown>): void
+}
+
+interface Offline {
+  deviceId: string
+  epoch: number
+}
+
+interface Inventory {
+  deviceId: string
+  json: string
+}
+
+interface Stray {
+  deviceId: string
+  orgId: string
+  frame: ResultFrame
+}
+
+export class Store {
+  readonly commands: CommandWrites
+  private readonly claims: Batcher<Claim>
+  private readonly offlines: Batcher<Offline>
+  private readonly sightings: Batcher<Seen>
+  private readonly inventories: Batcher<Inventory>
+  private readonly strays: Batcher<Stray>
+  private readonly stop = new AbortController()
+  private readonly db: Database
+  private readonly nodeId: string
+  private readonly events: StoreEvents
+
+  constructor(db: Database, nodeId: string, events: StoreEvents) {
+    this.db = db
+    this.nodeId = nodeId
+    this.events = events
+    this.commands = new CommandWrites(db, events, this.stop.signal)
+    this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.connectGapMs)
+    this.offlines = this.lane('offline', (items) => this.writeOfflines(items))
+    // One statement a second takes them all: nobody reads lastSeenAt to the second.
+    this.sightings = this.lane('seen', (items) => this.writeSightings(items), 1000)
+    this.inventories = this.lane('inventory', (items) => this.writeInventories(items), 100, {
+      bytesOf: (item) => item.json.length,
+    })
+    this.strays = this.lane('stray', (items) => this.writeStrays(items), 0, {
+      bytesOf: ({ frame }) => (frame.stdout?.length ?? 0) + (frame.stderr?.length ?? 0) + 512,
+    })
+  }
+
+  claim(claim: Claim): void {
+    this.claims.push(claim)
+  }
+
+  offline(deviceId: string, epoch: number): void {
+    this.offlines.push({ deviceId, epoch })
+  }
+
+  seen(seen: Seen): void {
+    this.sightings.push(seen)
+  }
+
+  inventory(deviceId: string, json: string): void {
+    // Full: the agent sends it again with its next connection.
+    this.inventories.push({ deviceId, json })
+  }
+
+  /** A result for an id that is not open; when refused here, the agent sends it again in 10 s. */
+  stray(deviceId: string, orgId: string, frame: ResultFrame): void {
+    this.strays.push({ deviceId, orgId, frame })
+  }
+
+  /** True while so much is unwritten that no more frames should be taken. */
+  get full(): boolean {
+    const { rows, bytes } = this.commands
+    return rows > limits.storeRowsMax || bytes > limits.storeBytesMax
+  }
+
+  depths(): Record<string, number> {
+    return {
+      claims: this.claims.queued,
+      commands: this.commands.rows,
+      presence: this.offlines.queued + this.sightings.queued,
+      inventories: this.inventories.queued,
+    }
+  }
+
+  /** Resolves when everything handed over so far is committed. */
+  async drained(): Promise<void> {
+    const lanes = [this.claims, this.offlines, this.sightings, this.inventories, this.strays]
+    await Promise.all([this.commands.drained(), ...lanes.map((lane) => lane.drained())])
+  }
+
+  /** Gives up waiting for a PostgreSQL that is away. */
+  abort(): void {
+    this.stop.abort()
+  }
+
+  private lane<T>(
+    name: string,
+    write: (items: T[]) => Promise<void>,
+    gapMs = 0,
+    bytes: { bytesOf?: (item: T) => number } = {},
+  ): Batcher<T> {
+    return new Batcher<T>({
+      rowsMax: limits.storeBatchMax,
+      bytesMax: limits.storeBatchBytesMax,
+      queueMax: limits.storeRowsMax,
+      inFlight: 1,
+      gapMs,
+      ...bytes,
+      onBatch: (rows) => this.events.onBatch(name, rows),
+      write: (items) =>
+        persist(items, {
+          write,
+          signal: this.stop.signal,
+          onOutage: (error) => this.problem('PostgreSQL does not take writes; they wait', name, error),
+          reject: (_item, error) => this.problem('PostgreSQL refused a row; it is dropped', name, error),
+        }),
+    })
+  }
+
+  private problem(message: string, statement: string, error: unknown): void {
+    this.events.onProblem(message, { statement, reason: String(error) })
+  }
+
+  private async writeClaims(claims: Claim[]): Promise<void> {
+    // Two connects of one device in a batch: the later one holds the socket.
+    const latest = new Map(claims.map((claim) => [claim.deviceId, claim]))
+    const wanted = [...latest.values()]
+    const rows = await this.db.query<{ id: string; epoch: string; commands: StoredCommand[] | null }>(
+      claimSql,
+      [
+        plainArray(wanted.map((claim) => claim.deviceId)),
+        textArray(wanted.map((claim) => claim.ip)),
+        plainArray(wanted.map((claim) => claim.tokenRotated)),
+        plainArray(wanted.map(() => newId())),
+        this.nodeId,
+        limits.openCommandDaysMax,
+      ],
+    )
+    const byId = new Map(rows.map((row) => [row.id, row]))
+    this.events.onClaimed(
+      wanted.map((claim) => {
+        const row = byId.get(claim.deviceId)
+        return { claim, epoch: Number(row?.epoch ?? 0), commands: row?.commands ?? [] }
+      }),
+    )
+  }
+
+  private async writeOfflines(items: Offline[]): Promise<void> {
+    await this.db.query(offlineSql, [
+      plainArray(items.map((item) => item.deviceId)),
+      plainArray(items.map((item) => item.epoch)),
+      plainArray(items.map(() => newId())),
+    ])
+  }
+
+  private async writeSightings(items: Seen[]): Promise<void> {
+    const rows = await this.db.query<{ id: string }>(seenSql, [
+      plainArray(items.map((item) => item.deviceId)),
+      plainArray(items.map((item) => item.epoch)),
+      plainArray(items.map((item) => item.atMs)),
+      textArray(items.map((item) => (item.metrics === null ? null : JSON.stringify(item.metrics)))),
+      textArray(items.map((item) => item.agentVersion)),
+    ])
+    const written = new Set(rows.map((row) => row.id))
+    const lost = items.filter((item) => !written.has(item.deviceId))
+    if (lost.length > 0) this.events.onSuperseded(lost)
+  }
+
+  private async writeInventories(items: Inventory[]): Promise<void> {
+    const latest = [...new Map(items.map((item) => [item.deviceId, item])).values()]
+    await this.db.query(inventorySql, [
+      plainArray(latest.map((item) => item.deviceId)),
+      textArray(latest.map((item) => item.json)),
+    ])
+  }
+
+  private async writeStrays(items: Stray[]): Promise<void> {
+    const known = items.filter(({ frame }) => isUuid(frame.id))
+    if (known.length > 0) {
+      await this.db.query(straySql, [
+        plainArray(known.map((item) => item.frame.id)),
+        plainArray(known.map((item) => item.deviceId)),
+        plainArray(known.map((item) => item.orgId)),
+        textArray(known.map((item) => JSON.stringify(withoutId(item.frame)))),
+        plainArray(known.map(() => newId())),
+      ])
+    }
+    this.events.onStrays(items.map(({ deviceId, frame }) => ({ deviceId, id: frame.id })))
+  }
+}
+
+function withoutId(frame: ResultFrame): unknown {
+  const { type: _type, id: _id, ...rest } = frame
+  return rest
+}
