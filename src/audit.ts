@@ -6,6 +6,7 @@ import { cleanText, jsonText } from './clean.ts'
 import { plainArray, textArray, type Database, type Queryable } from './db.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
+import { newId } from './ids.ts'
 import type { Logger } from './log.ts'
 
 export interface AuditEntry {
@@ -51,7 +52,7 @@ export interface AuditSubject {
 /** The entry of a request: who and from where by the call, what by `subject`. */
 export function auditOf(call: AuditSource, subject: AuditSubject): AuditEntry {
   return {
-    id: crypto.randomUUIDv7(),
+    id: newId(),
     orgId: subject.orgId,
     atMs: Date.now(),
     actorType: 'user',
@@ -100,7 +101,7 @@ export function auditValues(entries: readonly AuditEntry[]): string[] {
 
 type Column = readonly [name: string, type: string, value: (entry: AuditEntry) => string | null]
 
-const text = (value: string | null, charsMax = limits.auditTextCharsMax) =>
+const text = (value: string | null, charsMax: number = limits.auditTextCharsMax) =>
   value === null ? null : cleanText(value, charsMax)
 
 const columns: readonly Column[] = [

@@ -4,9 +4,7 @@
 /** At most `charsMax` UTF-16 units of `text`, storable as `text`. */
 export function cleanText(text: string, charsMax: number): string {
   const cut = text.length > charsMax ? text.slice(0, charsMax) : text
-  return cut.includes('\u0000')
-    ? cut.replaceAll('\u0000', '\ufffd').toWellFormed()
-    : wellFormed(cut)
+  return cut.replaceAll('\u0000', '\ufffd').toWellFormed()
 }
 
 /** A value as JSON text, storable as `jsonb`. */
@@ -14,10 +12,6 @@ export function jsonText(value: unknown): string {
   const text = JSON.stringify(value)
   // A false alarm, such as an escaped backslash before "u0000", only costs the slower way.
   return /\\u(?:0000|d[89a-f])/i.test(text) ? JSON.stringify(cleanMembers(value)) : text
-}
-
-function wellFormed(text: string): string {
-  return text.isWellFormed() ? text : text.toWellFormed()
 }
 
 function cleanMembers(value: unknown): unknown {

@@ -2,6 +2,7 @@
 // alerts afterwards. Rows are only ever added; retention drops them by partition.
 import { jsonText } from './clean.ts'
 import { plainArray, textArray, type Queryable } from './db.ts'
+import { newId } from './ids.ts'
 
 export const eventTypes = [
   'device.enrolled',
@@ -63,7 +64,7 @@ export function eventRows(first: number): string {
 export function eventValues(events: readonly NewEvent[], atMs = Date.now()): string[] {
   const at = new Date(atMs).toISOString()
   return [
-    plainArray(events.map(() => crypto.randomUUIDv7())),
+    plainArray(events.map(() => newId())),
     plainArray(events.map((event) => event.orgId)),
     plainArray(events.map((event) => event.type)),
     plainArray(events.map(() => at)),

@@ -1,6 +1,6 @@
 // One connection that stays open to LISTEN, comes back by itself, and knows until when nothing can have
 // been missed. Knows no payload.
-import pg from 'pg'
+import { Client, escapeIdentifier } from 'pg'
 import { connection } from './db.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
@@ -28,14 +28,14 @@ export interface ListenOptions {
 export function listen(options: ListenOptions): Listener {
   const { log, now = () => performance.now() } = options
   let completeUntil = -Infinity
-  let client: pg.Client | undefined
+  let client: Client | undefined
   let timer: NodeJS.Timeout | undefined
   let failures = 0
   let closed = false
   let connecting: Promise<void> = connect()
 
   async function connect(): Promise<void> {
-    const fresh = new pg.Client(connection({ url: options.url, name: 'listen' }))
+    const fresh = new Client(connection({ url: options.url, name: 'listen' }))
     client = fresh
     // The end of a connection is told by an error, an end, or both.
     fresh.on('error', (error) => lose(fresh, error))
@@ -44,7 +44,7 @@ export function listen(options: ListenOptions): Listener {
     try {
       await fresh.connect()
       const since = now()
-      await fresh.query(`listen ${pg.escapeIdentifier(options.channel)}`)
+      await fresh.query(`listen ${escapeIdentifier(options.channel)}`)
       if (client !== fresh) return
       failures = 0
       options.onConnect()
@@ -56,7 +56,7 @@ export function listen(options: ListenOptions): Listener {
   }
 
   /** PostgreSQL hands over what it has before it answers, so an answer proves that nothing is missing. */
-  async function ping(current: pg.Client): Promise<void> {
+  async function ping(current: Client): Promise<void> {
     const sent = now()
     const deadline = setTimeout(
       () => lose(current, new Error('the LISTEN connection does not answer')),
@@ -74,7 +74,7 @@ export function listen(options: ListenOptions): Listener {
     }
   }
 
-  function lose(lost: pg.Client, error: unknown): void {
+  function lose(lost: Client, error: unknown): void {
     if (client !== lost) return
     client = undefined
     completeUntil = -Infinity
