@@ -1,7 +1,7 @@
 // Who may do what: actors, scopes, the one table of roles, and access tokens (the only user of jose).
 // Never reads the database; who a token belongs to right now is `identities.ts`.
 import { jwtVerify, SignJWT, errors as joseErrors } from 'jose'
-import { createHash, hash, randomBytes, timingSafeEqual } from 'node:crypto'
+import { createHash, hash, randomBytes, timingSafeEqual, type webcrypto } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
@@ -131,7 +131,7 @@ export function accessTokens(
 }
 
 async function verifyWith(
-  keys: readonly Promise<CryptoKey>[],
+  keys: readonly Promise<webcrypto.CryptoKey>[],
   token: string,
   nowMs: number,
 ): Promise<AccessClaims> {
@@ -167,7 +167,7 @@ function tokenExpired(): AppError {
   return new AppError('TOKEN_EXPIRED', 'the access token has expired; refresh it')
 }
 
-function importKey(secret: string): Promise<CryptoKey> {
+function importKey(secret: string): Promise<webcrypto.CryptoKey> {
   return crypto.subtle.importKey(
     'raw',
     Buffer.from(secret),

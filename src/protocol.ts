@@ -166,7 +166,6 @@ export type ShardMessage =
   /** Once a second. All deadlines are judged here, after what came before it in the mail. */
   | { type: 'tick' }
   | { type: 'reconnect'; spreadMs: number }
-  | { type: 'stats'; ask: number }
   | { type: 'gc' }
   | { type: 'stop' }
 
@@ -186,11 +185,28 @@ export type FrontMessage =
   /** Committed ends, for those who wait. */
   | { type: 'ended'; ids: string[] }
   | { type: 'answer'; ask: number; value: unknown }
-  | { type: 'log'; level: 'warn' | 'error'; message: string; details: Record<string, unknown> }
+  /** Once a second, what this shard counted since the last time. */
+  | { type: 'observed'; observed: Observed }
   | { type: 'stopped' }
 
 export interface FrontMail {
   mail: ToFront[]
+}
+
+/** What a shard counts between two ticks; the front owns the metrics. */
+export interface Observed {
+  heartbeats: number
+  dropped: Record<string, number>
+  ended: Record<string, number>
+  /** Milliseconds from acceptance. */
+  deliveredMs: number[]
+  endedMs: number[]
+  /** Rows per statement, by what it writes. */
+  batches: Record<string, number[]>
+  devices: number
+  depths: Record<string, number>
+  pool: { total: number; idle: number; waiting: number }
+  loopSeconds: { p50: number; p99: number }
 }
 
 /** Given to a shard thread at its start. */

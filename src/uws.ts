@@ -3,8 +3,16 @@
 // Never writes into the package, never loads bytes it does not know.
 
 import { createHash, randomUUID } from 'node:crypto'
-import { lstatSync, mkdirSync, mkdtempSync, readFileSync } from 'node:fs'
-import { realpathSync, renameSync, rmSync, writeFileSync } from 'node:fs'
+import {
+  lstatSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  realpathSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs'
 import { createRequire } from 'node:module'
 import { homedir, tmpdir } from 'node:os'
 import { dirname, isAbsolute, join } from 'node:path'
@@ -22,6 +30,15 @@ export const fittedHashes: Readonly<Record<string, string>> = {
   // linux arm64
   '88618b30ddf6b2b62310db89f40a701616676352aac5e0f6184dd8ef876199ce': 'TODO',
 }
+
+// ELF, 64-bit little-endian: names and numbers of the System V gABI and, for versions, of the LSB.
+const SHT_DYNSYM = 11
+const SHT_GNU_VERNEED = 0x6ffffffe
+const SHT_GNU_VERSYM = 0x6fffffff
+const VER_FLG_WEAK = 2
+const VER_NDX_GLOBAL = 1
+const symbolBytes = 24
+const prefix = '__isoc23_'
 
 const require = createRequire(import.meta.url)
 
@@ -133,16 +150,6 @@ function hashOfFile(path: string): string | undefined {
 function sha256(bytes: Buffer): string {
   return createHash('sha256').update(bytes).digest('hex')
 }
-
-// ---- The ELF part: System V gABI and the LSB chapter on symbol versioning, 64-bit little-endian.
-
-const SHT_DYNSYM = 11
-const SHT_GNU_VERNEED = 0x6ffffffe
-const SHT_GNU_VERSYM = 0x6fffffff
-const VER_FLG_WEAK = 2
-const VER_NDX_GLOBAL = 1
-const symbolBytes = 24
-const prefix = '__isoc23_'
 
 interface Section {
   type: number

@@ -41,7 +41,7 @@ export interface CommandEvents {
 export class CommandWrites {
   /** States before the end, by command, in the order they began to wait. */
   private readonly states = new Map<string, { write: CommandWrite; dueMs: number }>()
-  private ends: CommandWrite[] = []
+  private readonly ends = new Map<string, CommandWrite>()
   private waitingBytes = 0
   private underWay = 0
   private timer: NodeJS.Timeout | undefined
@@ -57,7 +57,7 @@ export class CommandWrites {
   }
 
   get rows(): number {
-    return this.states.size + this.ends.length + this.underWay
+    return this.states.size + this.ends.size + this.underWay
   }
 
   /** Bytes of results not yet committed. */
@@ -74,8 +74,10 @@ export class CommandWrites {
       else this.states.set(write.id, { write, dueMs: performance.now() + limits.progressDelayMs })
     } else {
       this.states.delete(write.id)
-      this.ends.push(merged)
-      this.waitingBytes += sizeOf(merged)
+      // A second end of one id comes from a newer connection; the older would be refused anyway.
+      const replaced = this.ends.get(write.id)
+      this.ends.set(write.id, merged)
+      this.waitingBytes += sizeOf(merged) - (replaced ? sizeOf(replaced) : 0)
     }
     this.pump()
   }
@@ -107,14 +109,15 @@ export class CommandWrites {
   }
 
   private take(nowMs: number): CommandWrite[] {
+    const batch: CommandWrite[] = []
     let bytes = 0
-    let count = 0
-    while (count < this.ends.length && count < limits.storeBatchMax) {
-      bytes += sizeOf(this.ends[count] as CommandWrite)
-      if (bytes > limits.storeBatchBytesMax && count > 0) break
-      count++
+    for (const [id, end] of this.ends) {
+      bytes += sizeOf(end)
+      const fits = batch.length < limits.storeBatchMax && bytes <= limits.storeBatchBytesMax
+      if (!fits && batch.length > 0) break
+      this.ends.delete(id)
+      batch.push(end)
     }
-    const batch = this.ends.splice(0, count)
     for (const [id, state] of this.states) {
       if (batch.length >= limits.storeBatchMax || state.dueMs > nowMs) break
       this.states.delete(id)

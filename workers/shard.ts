@@ -1,0 +1,428 @@
+// One shard thread: the loop around its device actors. Takes mail from the front, runs the actors, carries
+// their effects to the store and back to the front. Holds no rule of its own about devices.
+import { monitorEventLoopDelay } from 'node:perf_hooks'
+import { parentPort, workerData } from 'node:worker_threads'
+import { isConcurrent } from '../src/actions.ts'
+import { openDatabase } from '../src/db.ts'
+import { limits } from '../src/limits.ts'
+import { createLog } from '../src/log.ts'
+import {
+  closeCodes,
+  type FrontMessage,
+  type HubFrame,
+  type ShardData,
+  type ShardMail,
+  type ShardMessage,
+  type ToFront,
+} from '../src/protocol.ts'
+import type { CommandOutcome } from './command_writes.ts'
+import {
+  openDevice,
+  step,
+  type Device,
+  type DeviceMessage,
+  type Effect,
+  type OpenCommand,
+  type Rules,
+} from './device.ts'
+import { jsonOf, readFrame } from './frames.ts'
+import { Observations } from './observations.ts'
+import { Store, type Claimed, type StoredCommand } from './store.ts'
+
+const data = workerData as ShardData
+const port = parentPort
+if (port === null) throw new Error('a shard runs as a worker thread')
+
+const log = createLog(data.logLevel, `shard-${data.index}`)
+const db = openDatabase({
+  url: data.databaseUrl,
+  name: `shard-${data.index}`,
+  connections: limits.poolShard,
+  onIdleError: (error) => log.warn({ err: error }, 'a connection to PostgreSQL broke'),
+})
+const rules: Rules = {
+  heartbeatTimeoutMs: data.heartbeatSeconds * 1000 * limits.heartbeatIntervalsMax,
+  timeoutGraceMs: limits.timeoutGraceSeconds * 1000,
+  presenceFlushMs: limits.presenceFlushMs,
+}
+const confirmed = new Int32Array(data.confirmed)
+const loop = monitorEventLoopDelay({ resolution: 20 })
+loop.enable()
+
+/** By the front's connection number, dense because the front reuses numbers. */
+const byConn: (Device | undefined)[] = []
+const byId = new Map<string, Device>()
+const observed = new Observations()
+let out: ToFront[] = []
+
+// Time as the actors see it: the front's, less the time in which the front itself stood still.
+let nowMs = Date.now()
+let stalledMs = 0
+let tickMs = 0
+let handled = 0
+let stopping = false
+
+const store = new Store(db, data.nodeId, {
+  onClaimed: (claimed) => {
+    for (const one of claimed) onClaimed(one)
+    flush()
+  },
+  onCommands: (outcomes) => {
+    onCommands(outcomes)
+    flush()
+  },
+  onStrays: (strays) => {
+    for (const { deviceId, id } of strays) sendTo(byId.get(deviceId), { type: 'ack', id })
+    flush()
+  },
+  onSuperseded: (lost) => {
+    for (const { deviceId, epoch } of lost) supersede(byId.get(deviceId), epoch)
+    flush()
+  },
+  onBatch: (statement, rows) => observed.batch(statement, rows),
+  onProblem: (message, details) => log.error(details, message),
+})
+
+port.on('message', ({ atMs, mail }: ShardMail) => {
+  nowMs = atMs
+  for (let i = 0; i < mail.length; i++) {
+    const entry = mail[i]
+    if (typeof entry === 'number') onFrame(entry, mail[++i] as string)
+    else onMessage(entry as ShardMessage)
+  }
+  handled++
+  confirm()
+  flush()
+})
+
+/** Tells the front how far this shard is; held back while the store is full, which slows the front. */
+function confirm(): void {
+  if (store.full) setTimeout(confirm, 20)
+  else Atomics.store(confirmed, 0, handled)
+}
+
+function flush(): void {
+  if (out.length === 0) return
+  port?.postMessage({ mail: out })
+  out = []
+}
+
+function toFront(message: FrontMessage): void {
+  out.push(message)
+}
+
+function clock(): number {
+  return nowMs - stalledMs
+}
+
+// ---- mail ------------------------------------------------------------------------------------
+
+function onFrame(conn: number, text: string): void {
+  const device = byConn[conn]
+  // Closed or superseded a moment ago.
+  if (device === undefined) return
+  try {
+    const read = readFrame(text)
+    if ('fault' in read) {
+      observed.dropped(read.fault)
+      if (read.fault !== 'unknown') {
+        const code = read.fault === 'json' ? 'INVALID_JSON' : 'VALIDATION_ERROR'
+        sendTo(device, { type: 'error', code, message: read.message })
+      }
+      return
+    }
+    if (read.frame.type === 'heartbeat') observed.heartbeats++
+    run(device, { type: 'frame', frame: read.frame })
+  } catch (error) {
+    // A frame that breaks us must not take its neighbours along.
+    observed.dropped('broken')
+    log.error({ err: error, deviceId: device.id }, 'a frame could not be handled')
+  }
+}
+
+function onMessage(message: ShardMessage): void {
+  switch (message.type) {
+    case 'connect':
+      return connect(message)
+    case 'closed':
+      return onClosed(message.conn)
+    case 'sent':
+      return tell(byConn[message.conn], { type: 'sent', id: message.id })
+    case 'command':
+      return tell(byId.get(message.deviceId), { type: 'command', command: message.command })
+    case 'cancel':
+      return onCancel(message)
+    case 'ended':
+      return tell(byId.get(message.deviceId), { type: 'ended', id: message.id })
+    case 'decommissioned':
+      return closeDevice(byId.get(message.deviceId), closeCodes.decommissioned, 'decommissioned')
+    case 'suspended':
+      for (const device of byId.values()) {
+        if (device.orgId !== message.orgId) continue
+        closeDevice(device, closeCodes.organizationSuspended, 'organization suspended')
+      }
+      return
+    case 'tick':
+      return onTick()
+    case 'reconnect':
+      return onReconnect(message.spreadMs)
+    case 'gc':
+      return globalThis.gc?.()
+    case 'stop':
+      void stop()
+  }
+}
+
+function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
+  const earlier = byId.get(socket.deviceId)
+  if (earlier !== undefined && earlier.conn !== socket.conn) {
+    byConn[earlier.conn] = undefined
+    toFront({
+      type: 'close',
+      conn: earlier.conn,
+      code: closeCodes.superseded,
+      reason: 'a newer socket of this device',
+    })
+  }
+  // Spread over the interval, or a whole fleet that came at once would flush at once for ever.
+  const device = openDevice(socket, clock(), clock() + Math.random() * limits.presenceFlushMs)
+  byId.set(device.id, device)
+  byConn[socket.conn] = device
+  const { deviceId, conn, ip, tokenRotated } = socket
+  store.claim({ deviceId, conn, ip, tokenRotated })
+}
+
+function onClosed(conn: number): void {
+  const device = byConn[conn]
+  if (device === undefined) return
+  byConn[conn] = undefined
+  run(device, { type: 'closed' })
+  // A claim under way finds nobody and takes the presence back itself.
+  if (byId.get(device.id) === device) byId.delete(device.id)
+}
+
+function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
+  const device = byId.get(message.deviceId)
+  if (device) run(device, { type: 'cancel', id: message.id, ask: message.ask })
+  else toFront({ type: 'answer', ask: message.ask, value: 'unknown' })
+}
+
+function onTick(): void {
+  // Ticks come once a second; one that is late by more than jitter means that the front stood still,
+  // and what agents sent meanwhile is still in the sockets. Their deadlines move by as much.
+  const late = tickMs === 0 ? 0 : nowMs - tickMs - 1000
+  if (late > 500) stalledMs += late
+  tickMs = nowMs
+  for (const device of byId.values()) run(device, { type: 'tick' })
+  toFront({ type: 'observed', observed: observed.take(stats()) })
+}
+
+function onReconnect(spreadMs: number): void {
+  for (const device of byId.values()) {
+    const afterMs = Math.floor(Math.random() * spreadMs)
+    sendTo(device, { type: 'reconnect', afterMs, reason: 'drain' })
+  }
+}
+
+async function stop(): Promise<void> {
+  if (stopping) return
+  stopping = true
+  // Sockets are closed by now; what they left is written, unless PostgreSQL is away.
+  const giveUp = setTimeout(() => store.abort(), limits.checkoutMsMax)
+  await store.drained()
+  clearTimeout(giveUp)
+  await db.close()
+  toFront({ type: 'stopped' })
+  flush()
+  port?.close()
+}
+
+// ---- actors ----------------------------------------------------------------------------------
+
+function tell(device: Device | undefined, message: DeviceMessage): void {
+  if (device !== undefined) run(device, message)
+}
+
+function run(device: Device, message: DeviceMessage): void {
+  const effects = step(device, message, clock(), rules)
+  for (const effect of effects) apply(device, effect)
+}
+
+function apply(device: Device, effect: Effect): void {
+  switch (effect.type) {
+    case 'welcome':
+      return sendTo(device, {
+        type: 'welcome',
+        serverTime: new Date(nowMs).toISOString(),
+        heartbeatIntervalSeconds: data.heartbeatSeconds,
+      })
+    case 'send':
+      return toFront({
+        type: 'command',
+        conn: device.conn,
+        id: effect.command.id,
+        text: commandFrame(effect.command),
+      })
+    case 'cancel':
+    case 'ack':
+      return sendTo(device, { type: effect.type, id: effect.id })
+    case 'heartbeat_ack':
+      return sendTo(device, { type: 'heartbeat_ack', seq: effect.seq })
+    case 'close':
+      return closeDevice(device, effect.code, effect.reason)
+    case 'offline':
+      return device.epoch === 0 ? undefined : store.offline(device.id, device.epoch)
+    case 'seen':
+      return store.seen({
+        deviceId: device.id,
+        epoch: device.epoch,
+        atMs: device.heardMs + stalledMs,
+        metrics: effect.metrics,
+        agentVersion: effect.agentVersion,
+      })
+    case 'progress':
+      return writeState(device, effect.command)
+    case 'end':
+      return store.commands.push({
+        ...times(effect.command, null),
+        deviceId: device.id,
+        epoch: device.epoch,
+        status: effect.end.status,
+        result: endJson(effect.end),
+        completedMs: nowMs,
+      })
+    case 'stray':
+      return onStray(device, effect)
+    case 'inventory':
+      return onInventory(device, effect)
+    case 'answer':
+      return toFront({ type: 'answer', ask: effect.ask, value: effect.value })
+    case 'alert':
+      return observed.dropped('alert')
+  }
+}
+
+function onStray(device: Device, { frame }: Extract<Effect, { type: 'stray' }>): void {
+  // Terminals' ids are no commands: answered without a look at the table.
+  if (frame.id.startsWith('term-')) sendTo(device, { type: 'ack', id: frame.id })
+  else store.stray(device.id, device.orgId, frame)
+}
+
+function onInventory(device: Device, { frame }: Extract<Effect, { type: 'inventory' }>): void {
+  const { type: _type, ...parts } = frame
+  const json = jsonOf(parts)
+  if (json !== null) store.inventory(device.id, json)
+}
+
+function writeState(device: Device, command: OpenCommand): void {
+  // `sending` and `ending` are the actor's own; the world sees what was before.
+  if (command.stage === 'sending' || command.stage === 'ending') return
+  if (command.stage === 'delivered') observed.delivered(nowMs - command.createdMs)
+  store.commands.push({
+    ...times(command, nowMs),
+    deviceId: device.id,
+    epoch: device.epoch,
+    status: command.stage,
+    result: null,
+    completedMs: null,
+  })
+}
+
+function times(command: OpenCommand, atMs: number | null) {
+  const { id, attempts, stage } = command
+  return {
+    id,
+    attempts,
+    sentMs: stage === 'sent' ? atMs : null,
+    deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
+    startedMs: stage === 'running' ? atMs : null,
+  }
+}
+
+function endJson(end: Extract<Effect, { type: 'end' }>['end']): string {
+  const { status: _status, ...result } = end
+  return jsonOf(result) ?? '{"error":"the result nests too deeply to be stored"}'
+}
+
+/** Ends a device's presence from our side; the socket's own close finds nothing left to do. */
+function closeDevice(device: Device | undefined, code: number, reason: string): void {
+  if (device === undefined) return
+  toFront({ type: 'close', conn: device.conn, code, reason })
+  onClosed(device.conn)
+}
+
+function supersede(device: Device | undefined, epoch: number): void {
+  if (device?.epoch !== epoch) return
+  closeDevice(device, closeCodes.superseded, 'a newer socket of this device')
+}
+
+function sendTo(device: Device | undefined, frame: HubFrame): void {
+  if (device === undefined) return
+  out.push(device.conn, JSON.stringify(frame))
+}
+
+function commandFrame({ id, action, payload, attempts, timeoutSeconds }: OpenCommand): string {
+  const head = `{"type":"command","id":"${id}","action":"${action}","payload":${payload}`
+  return `${head},"attempt":${attempts + 1},"timeoutSeconds":${timeoutSeconds}}`
+}
+
+// ---- what the store reports ------------------------------------------------------------------
+
+function onClaimed({ claim, epoch, commands }: Claimed): void {
+  const device = byConn[claim.conn]
+  if (device?.id !== claim.deviceId || device.epoch !== 0) {
+    // The socket closed while it was claimed.
+    if (epoch !== 0 && byId.get(claim.deviceId) === undefined) store.offline(claim.deviceId, epoch)
+    return
+  }
+  if (epoch === 0) return closeDevice(device, closeCodes.decommissioned, 'decommissioned')
+  run(device, { type: 'claimed', epoch, commands: commands.map(openCommand) })
+}
+
+function openCommand(stored: StoredCommand): OpenCommand {
+  const { status, deliveredMs, startedMs, timeoutSeconds, expiresMs, ...rest } = stored
+  const runs = startedMs ?? deliveredMs
+  const due =
+    runs === null ? expiresMs : runs + timeoutSeconds * 1000 + rules.timeoutGraceMs
+  return {
+    ...rest,
+    timeoutSeconds,
+    expiresMs,
+    stage: status,
+    concurrent: isConcurrent(stored.action),
+    // Its result may be waiting on the device since before we came back: let it arrive first.
+    dueMs: (runs === null ? due : Math.max(due, nowMs + rules.timeoutGraceMs)) - stalledMs,
+    reported: false,
+  }
+}
+
+function onCommands(outcomes: CommandOutcome[]): void {
+  const ended: string[] = []
+  for (const { write, applied, fresh } of outcomes) {
+    const device = byId.get(write.deviceId)
+    const same = device?.epoch === write.epoch ? device : undefined
+    if (!fresh) {
+      supersede(same, write.epoch)
+    } else if (write.completedMs === null) {
+      // Ended behind this actor's back: it must not wait for it.
+      if (!applied) tell(same, { type: 'ended', id: write.id })
+    } else {
+      if (applied) {
+        ended.push(write.id)
+        observed.ended(write.status)
+      }
+      tell(same, { type: 'committed', id: write.id })
+    }
+  }
+  if (ended.length > 0) toFront({ type: 'ended', ids: ended })
+}
+
+function stats() {
+  const counts = db.counts()
+  return {
+    devices: byId.size,
+    depths: store.depths(),
+    pool: counts,
+    loopSeconds: { p50: loop.percentile(50) / 1e9, p99: loop.percentile(99) / 1e9 },
+  }
+}
