@@ -26,9 +26,10 @@ import type * as Uws from 'uWebSockets.js'
 export const fittedHashes: Readonly<Record<string, string>> = {
   // linux x64
   '98128405dba2fb608448e921a979530f70c946a2cc9889c15f2fa70c2d00ab05':
-    '2630bb59236deeadf501d6abaf79c1a655b4a0b78579fba408eea84d1a30f6ca',
+    '7fb96c76c3e6dc82ccffc49f610eeac2297a22124c3c6d5898a17d05d94a5f0b',
   // linux arm64
-  '88618b30ddf6b2b62310db89f40a701616676352aac5e0f6184dd8ef876199ce': 'TODO',
+  '88618b30ddf6b2b62310db89f40a701616676352aac5e0f6184dd8ef876199ce':
+    '93c7f9543679f84c7993347756744eb97792ec0c356e76f82fc6b36de30de2e7',
 }
 
 // ELF, 64-bit little-endian: names and numbers of the System V gABI and, for versions, of the LSB.

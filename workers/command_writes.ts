@@ -17,6 +17,7 @@ export interface CommandWrite {
   /** JSON text; only of an end. */
   result: string | null
   attempts: number
+  createdMs: number
   sentMs: number | null
   deliveredMs: number | null
   startedMs: number | null

@@ -20,9 +20,9 @@ export class Observations {
     this.drops[reason] = (this.drops[reason] ?? 0) + 1
   }
 
-  ended(status: string, ms?: number): void {
+  ended(status: string, ms: number): void {
     this.ends[status] = (this.ends[status] ?? 0) + 1
-    if (ms !== undefined && this.endings.length < samplesMax) this.endings.push(ms)
+    if (this.endings.length < samplesMax) this.endings.push(ms)
   }
 
   delivered(ms: number): void {

@@ -329,10 +329,11 @@ function writeState(device: Device, command: OpenCommand): void {
 }
 
 function times(command: OpenCommand, atMs: number | null) {
-  const { id, attempts, stage } = command
+  const { id, attempts, createdMs, stage } = command
   return {
     id,
     attempts,
+    createdMs,
     sentMs: stage === 'sent' ? atMs : null,
     deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
     startedMs: stage === 'running' ? atMs : null,
@@ -409,7 +410,7 @@ function onCommands(outcomes: CommandOutcome[]): void {
     } else {
       if (applied) {
         ended.push(write.id)
-        observed.ended(write.status)
+        observed.ended(write.status, Date.now() - write.createdMs)
       }
       tell(same, { type: 'committed', id: write.id })
     }

@@ -1,0 +1,32 @@
+// Pieces of schemas that several resources share. No queries, no routes.
+import { Type, type TSchema } from 'typebox'
+import { limits } from '../limits.ts'
+import { invalid } from '../route.ts'
+
+export const Id = Type.String({ format: 'uuid' })
+export const Time = Type.String({ format: 'date-time', description: 'ISO-8601 UTC, milliseconds.' })
+export const Name = Type.String({ minLength: 1, maxLength: limits.nameCharsMax, pattern: '\\S' })
+
+export function nullable<T extends TSchema>(schema: T) {
+  return Type.Union([schema, Type.Null()])
+}
+
+/** A credential as presented: any text, refused only when it is too long to be hashed for free. */
+export function presented(name: string, value: string): string {
+  if (Buffer.byteLength(value) <= limits.credentialBytesMax) return value
+  throw invalid(`/${name}`, `may have ${limits.credentialBytesMax} bytes`)
+}
+
+/** Wraps a select: each row becomes one JSON text, `item`. */
+export function asItem(select: string): string {
+  return `select row_to_json(t)::text as item from (${select}) t`
+}
+
+/** Wraps a select that is ordered by `id desc`: each row becomes `item` and its `keys` for a pager. */
+export function asPage(select: string): string {
+  return `select row_to_json(t)::text as item, array[t.id::text] as keys from (${select}) t order by t.id desc`
+}
+
+export interface Item extends Record<string, unknown> {
+  item: string
+}

@@ -1,0 +1,332 @@
+// Device id → shard thread: the mailboxes between the front and the shards. Restarts a dead thread and
+// replays its open sockets to the new one. Knows neither uWebSockets.js nor what a frame means.
+import { Worker } from 'node:worker_threads'
+import { AppError } from './errors.ts'
+import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
+import type {
+  CommandMessage,
+  FrontMail,
+  FrontMessage,
+  Observed,
+  ShardData,
+  ShardMessage,
+  ToShard,
+} from './protocol.ts'
+
+/** What happens to sockets; the front gives it once it is there. */
+export interface Sockets {
+  send(conn: number, text: string): void
+  /** False when the frame did not go out. */
+  sendCommand(conn: number, text: string): boolean
+  close(conn: number, code: number, reason: string): void
+  /** The open sockets of a shard, for its replacement. */
+  openOf(shard: number): Iterable<SocketOf>
+  /** A shard that was behind has caught up. */
+  onRoom(shard: number): void
+}
+
+export interface SocketOf {
+  conn: number
+  deviceId: string
+  orgId: string
+  ip: string
+}
+
+export interface ShardsOptions {
+  count: number
+  nodeId: string
+  databaseUrl: string
+  logLevel: string
+  log: Logger
+  onObserved: (shard: number, observed: Observed) => void
+  onRestart: () => void
+  onBatch: (frames: number) => void
+}
+
+/** How far a shard is behind: `busy` drops heartbeats, `full` pauses the socket as well. */
+export type Pressure = 'none' | 'busy' | 'full'
+
+interface Shard {
+  index: number
+  worker: Worker
+  /** Of this turn, handed over as one message. */
+  mail: ToShard[]
+  mailBytes: number
+  scheduled: boolean
+  /** Messages handed over, and the bytes of those not confirmed yet, oldest first. */
+  posted: number
+  unconfirmed: { number: number; bytes: number }[]
+  unconfirmedBytes: number
+  confirmed: Int32Array
+  watching: boolean
+  stopped: (() => void) | undefined
+}
+
+export class Shards {
+  private readonly shards: Shard[] = []
+  private readonly asked = new Map<number, (value: unknown) => void>()
+  private readonly endListeners: ((ids: string[]) => void)[] = []
+  private sockets: Sockets | undefined
+  private asks = 0
+  private ticker: NodeJS.Timeout | undefined
+  private closing = false
+  private readonly options: ShardsOptions
+
+  constructor(options: ShardsOptions) {
+    this.options = options
+    for (let index = 0; index < options.count; index++) this.shards.push(this.start(index))
+    this.ticker = setInterval(() => this.broadcast({ type: 'tick' }), 1000)
+  }
+
+  get count(): number {
+    return this.shards.length
+  }
+
+  /** The front's sockets; before this call no agent is connected. */
+  attach(sockets: Sockets): void {
+    this.sockets = sockets
+  }
+
+  /** The shard of a device: by the random end of its id. */
+  of(deviceId: string): number {
+    return this.shards.length === 1
+      ? 0
+      : Number.parseInt(deviceId.slice(-7), 16) % this.shards.length
+  }
+
+  /** Hands a message to a device's actor; it is lost when the device is not connected here. */
+  tell(deviceId: string, message: ShardMessage): void {
+    this.post(this.shard(this.of(deviceId)), message)
+  }
+
+  /** A committed command on its way to its device. */
+  tellCommand(deviceId: string, command: CommandMessage): void {
+    this.tell(deviceId, { type: 'command', deviceId, command })
+  }
+
+  /** Asks the actor to cancel: `cancelled` (being ended), `asked` (the agent was), `unknown` here. */
+  async cancel(deviceId: string, id: string): Promise<'cancelled' | 'asked' | 'unknown'> {
+    const ask = ++this.asks
+    const answer = new Promise<unknown>((resolve, reject) => {
+      const timer = setTimeout(() => {
+        this.asked.delete(ask)
+        reject(new AppError('UNAVAILABLE', 'the hub is restarting a part of itself; try again'))
+      }, limits.checkoutMsMax)
+      this.asked.set(ask, (value) => {
+        clearTimeout(timer)
+        resolve(value)
+      })
+    })
+    this.tell(deviceId, { type: 'cancel', deviceId, id, ask })
+    return (await answer) as 'cancelled' | 'asked' | 'unknown'
+  }
+
+  /** Tells every shard. */
+  broadcast(message: ShardMessage): void {
+    for (const shard of this.shards) this.post(shard, message)
+  }
+
+  /** Closes the sockets of a suspended organization. */
+  suspend(orgId: string): void {
+    this.broadcast({ type: 'suspended', orgId })
+  }
+
+  /** Called with the ids of commands whose ends were committed by an actor here. */
+  onEnded(listener: (ids: string[]) => void): void {
+    this.endListeners.push(listener)
+  }
+
+  /** Tells waiting requests of ends that someone else than an actor committed. */
+  ended(ids: string[]): void {
+    for (const listener of this.endListeners) listener(ids)
+  }
+
+  /** Hands a frame over with everything else of this event-loop turn. */
+  frame(shardIndex: number, conn: number, text: string): void {
+    const shard = this.shard(shardIndex)
+    shard.mail.push(conn, text)
+    shard.mailBytes += text.length
+    this.schedule(shard)
+  }
+
+  /** How far a shard is behind right now. */
+  pressure(shardIndex: number): Pressure {
+    const shard = this.shard(shardIndex)
+    if (shard.unconfirmed.length === 0) return 'none'
+    settle(shard)
+    if (shard.unconfirmedBytes + shard.mailBytes > limits.shardBytesMax) return this.watch(shard)
+    if (shard.unconfirmed.length > limits.shardBatchesMax * 2) return this.watch(shard)
+    return shard.unconfirmed.length > limits.shardBatchesMax ? 'busy' : 'none'
+  }
+
+  /** True when every shard has taken its mail within the time it may need. */
+  healthy(): boolean {
+    return this.shards.every((shard) => {
+      settle(shard)
+      return shard.unconfirmed.length <= limits.shardBatchesMax
+    })
+  }
+
+  /** Lets every shard write what it holds, then ends the threads. */
+  async close(): Promise<void> {
+    this.closing = true
+    clearInterval(this.ticker)
+    await Promise.all(
+      this.shards.map(async (shard) => {
+        const stopped = new Promise<void>((resolve) => {
+          shard.stopped = resolve
+          shard.worker.once('exit', () => resolve())
+        })
+        this.post(shard, { type: 'stop' })
+        await stopped
+        await shard.worker.terminate()
+      }),
+    )
+  }
+
+  /** The threads themselves: for tests that kill one. */
+  threads(): Worker[] {
+    return this.shards.map((shard) => shard.worker)
+  }
+
+  private shard(index: number): Shard {
+    const shard = this.shards[index]
+    if (shard === undefined) throw new Error(`there is no shard ${index}`)
+    return shard
+  }
+
+  private post(shard: Shard, message: ShardMessage): void {
+    shard.mail.push(message)
+    shard.mailBytes += 200
+    this.schedule(shard)
+  }
+
+  private schedule(shard: Shard): void {
+    if (shard.mail.length >= limits.shardBatchFramesMax * 2) this.flush(shard)
+    else if (!shard.scheduled) {
+      shard.scheduled = true
+      // After the poll phase: one message for all that this turn brought.
+      setImmediate(() => {
+        shard.scheduled = false
+        this.flush(shard)
+      })
+    }
+  }
+
+  private flush(shard: Shard): void {
+    if (shard.mail.length === 0) return
+    const { mail, mailBytes } = shard
+    shard.mail = []
+    shard.mailBytes = 0
+    shard.posted++
+    shard.unconfirmed.push({ number: shard.posted, bytes: mailBytes })
+    shard.unconfirmedBytes += mailBytes
+    if (shard.unconfirmed.length > 16) settle(shard)
+    this.options.onBatch(mail.length)
+    shard.worker.postMessage({ atMs: Date.now(), mail })
+  }
+
+  /** Looks again until the shard has caught up, then lets the front go on reading. */
+  private watch(shard: Shard): Pressure {
+    if (!shard.watching) {
+      shard.watching = true
+      const look = setInterval(() => {
+        settle(shard)
+        if (shard.unconfirmed.length > limits.shardBatchesMax / 2) return
+        clearInterval(look)
+        shard.watching = false
+        this.sockets?.onRoom(shard.index)
+      }, 5)
+    }
+    return 'full'
+  }
+
+  private start(index: number): Shard {
+    const confirmed = new SharedArrayBuffer(4)
+    const { nodeId, databaseUrl, logLevel } = this.options
+    const workerData: ShardData = {
+      index,
+      nodeId,
+      databaseUrl,
+      logLevel,
+      heartbeatSeconds: limits.heartbeatSeconds,
+      confirmed,
+    }
+    const worker = new Worker(new URL('../workers/shard.ts', import.meta.url), { workerData })
+    const shard: Shard = {
+      index,
+      worker,
+      mail: [],
+      mailBytes: 0,
+      scheduled: false,
+      posted: 0,
+      unconfirmed: [],
+      unconfirmedBytes: 0,
+      confirmed: new Int32Array(confirmed),
+      watching: false,
+      stopped: undefined,
+    }
+    worker.on('message', ({ mail }: FrontMail) => this.receive(shard, mail))
+    worker.on('error', (error) => this.options.log.error({ err: error, shard: index }, 'shard died'))
+    worker.on('exit', (code) => this.replace(shard, code))
+    return shard
+  }
+
+  /** A dead thread's devices go to a new one; their sockets stay open and notice nothing. */
+  private replace(dead: Shard, code: number): void {
+    if (this.closing || this.shards[dead.index] !== dead) return
+    this.options.log.error({ shard: dead.index, code }, 'a shard thread ended; it is replaced')
+    this.options.onRestart()
+    const shard = this.start(dead.index)
+    this.shards[dead.index] = shard
+    for (const socket of this.sockets?.openOf(dead.index) ?? []) {
+      this.post(shard, { type: 'connect', ...socket, resumed: true, tokenRotated: false })
+    }
+    this.sockets?.onRoom(dead.index)
+  }
+
+  private receive(shard: Shard, mail: FrontMail['mail']): void {
+    const { sockets } = this
+    for (let i = 0; i < mail.length; i++) {
+      const entry = mail[i]
+      if (typeof entry === 'number') sockets?.send(entry, mail[++i] as string)
+      else this.handle(shard, entry as FrontMessage)
+    }
+  }
+
+  private handle(shard: Shard, message: FrontMessage): void {
+    switch (message.type) {
+      case 'command': {
+        const { conn, id, text } = message
+        if (this.sockets?.sendCommand(conn, text)) this.post(shard, { type: 'sent', conn, id })
+        return
+      }
+      case 'close':
+        return this.sockets?.close(message.conn, message.code, message.reason)
+      case 'ended':
+        return this.ended(message.ids)
+      case 'answer':
+        this.asked.get(message.ask)?.(message.value)
+        this.asked.delete(message.ask)
+        return
+      case 'observed':
+        return this.options.onObserved(shard.index, message.observed)
+      case 'stopped':
+        return shard.stopped?.()
+    }
+  }
+}
+
+/** Forgets what the shard has confirmed by now. */
+function settle(shard: Shard): void {
+  const done = Atomics.load(shard.confirmed, 0)
+  let count = 0
+  for (const { number, bytes } of shard.unconfirmed) {
+    // Both wrap at 32 bits; their difference does not.
+    if (((number - done) | 0) > 0) break
+    shard.unconfirmedBytes -= bytes
+    count++
+  }
+  if (count > 0) shard.unconfirmed.splice(0, count)
+}
