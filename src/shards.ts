@@ -22,8 +22,6 @@ export interface Sockets {
   close(conn: number, code: number, reason: string): void
   /** The open sockets of a shard, for its replacement. */
   openOf(shard: number): Iterable<SocketOf>
-  /** A shard that was behind has caught up. */
-  onRoom(shard: number): void
 }
 
 export interface SocketOf {
@@ -44,7 +42,7 @@ export interface ShardsOptions {
   onBatch: (frames: number) => void
 }
 
-/** How far a shard is behind: `busy` drops heartbeats, `full` pauses the socket as well. */
+/** How far a shard is behind: `busy` drops heartbeats, `full` closes who sends anything else. */
 export type Pressure = 'none' | 'busy' | 'full'
 
 interface Shard {
@@ -59,7 +57,6 @@ interface Shard {
   unconfirmed: { number: number; bytes: number }[]
   unconfirmedBytes: number
   confirmed: Int32Array
-  watching: boolean
   stopped: (() => void) | undefined
 }
 
@@ -155,8 +152,8 @@ export class Shards {
     const shard = this.shard(shardIndex)
     if (shard.unconfirmed.length === 0) return 'none'
     settle(shard)
-    if (shard.unconfirmedBytes + shard.mailBytes > limits.shardBytesMax) return this.watch(shard)
-    if (shard.unconfirmed.length > limits.shardBatchesMax * 2) return this.watch(shard)
+    if (shard.unconfirmedBytes + shard.mailBytes > limits.shardBytesMax) return 'full'
+    if (shard.unconfirmed.length > limits.shardBatchesMax * 2) return 'full'
     return shard.unconfirmed.length > limits.shardBatchesMax ? 'busy' : 'none'
   }
 
@@ -227,21 +224,6 @@ export class Shards {
     shard.worker.postMessage({ atMs: Date.now(), mail })
   }
 
-  /** Looks again until the shard has caught up, then lets the front go on reading. */
-  private watch(shard: Shard): Pressure {
-    if (!shard.watching) {
-      shard.watching = true
-      const look = setInterval(() => {
-        settle(shard)
-        if (shard.unconfirmed.length > limits.shardBatchesMax / 2) return
-        clearInterval(look)
-        shard.watching = false
-        this.sockets?.onRoom(shard.index)
-      }, 5)
-    }
-    return 'full'
-  }
-
   private start(index: number): Shard {
     const confirmed = new SharedArrayBuffer(4)
     const { nodeId, databaseUrl, logLevel } = this.options
@@ -264,7 +246,6 @@ export class Shards {
       unconfirmed: [],
       unconfirmedBytes: 0,
       confirmed: new Int32Array(confirmed),
-      watching: false,
       stopped: undefined,
     }
     worker.on('message', ({ mail }: FrontMail) => this.receive(shard, mail))
@@ -283,7 +264,6 @@ export class Shards {
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {
       this.post(shard, { type: 'connect', ...socket, resumed: true, tokenRotated: false })
     }
-    this.sockets?.onRoom(dead.index)
   }
 
   private receive(shard: Shard, mail: FrontMail['mail']): void {

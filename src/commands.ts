@@ -1,0 +1,346 @@
+// Accepting commands: group commit of command, audit row, event and idempotency key in one statement, and
+// the waiting for ends. What a command is stands in `actions.ts`; what becomes of it, in the actor.
+import { isConcurrent } from './actions.ts'
+import type { Actor } from './auth.ts'
+import { sha256 } from './auth.ts'
+import { Batcher } from './batch.ts'
+import { plainArray, textArray, type Database } from './db.ts'
+import { AppError } from './errors.ts'
+import { idFloor, newId } from './ids.ts'
+import { limits } from './limits.ts'
+import type { Shards } from './shards.ts'
+
+export interface NewCommand {
+  deviceId: string
+  action: string
+  /** JSON text of an object. */
+  payload: string
+  timeoutSeconds: number
+  expiresInSeconds: number
+  idempotencyKey: string | null
+  actor: Actor
+  ip: string
+  userAgent: string | null
+  requestId: string
+}
+
+/** What a commit says of one command. */
+export interface Accepted {
+  id: string
+  /** False: the Idempotency-Key had accepted it before, and `id` is that first command. */
+  fresh: boolean
+  createdMs: number
+  expiresMs: number
+  blockedBy: { reason: 'offline' | 'busy' | 'suspended'; commandId?: string } | null
+}
+
+interface Waiting {
+  command: NewCommand
+  id: string
+  bodyHash: string | null
+  createdMs: number
+  resolve: (accepted: Accepted) => void
+  reject: (error: unknown) => void
+}
+
+interface AcceptRow extends Record<string, unknown> {
+  n: number
+  gone: boolean
+  open: number
+  first: string | null
+  accepted: boolean
+  status: string
+  suspended: boolean
+}
+
+export interface CommandsOptions {
+  db: Database
+  shards: Shards
+  onAccepted: (count: number) => void
+}
+
+export class Commands {
+  private readonly batcher: Batcher<Waiting>
+  private readonly waiters = new Map<string, Set<() => void>>()
+  private waiterCount = 0
+  private readonly options: CommandsOptions
+
+  constructor(options: CommandsOptions) {
+    this.options = options
+    this.batcher = new Batcher<Waiting>({
+      rowsMax: limits.commandBatchMax,
+      bytesMax: limits.commandBatchBytesMax,
+      bytesOf: ({ command }) => command.payload.length,
+      queueMax: limits.commandQueueMax,
+      inFlight: limits.commandBatchesInFlight,
+      write: (items) => this.commit(items),
+    })
+    options.shards.onEnded((ids) => {
+      for (const id of ids) for (const wake of this.waiters.get(id) ?? []) wake()
+    })
+  }
+
+  get queued(): number {
+    return this.batcher.queued
+  }
+
+  /**
+   * Resolves once the command is committed, told to its actor and answered for. Throws NOT_FOUND,
+   * DEVICE_DECOMMISSIONED, QUEUE_FULL, IDEMPOTENCY_KEY_REUSED, UNAVAILABLE, OVERLOADED.
+   */
+  accept(command: NewCommand): Promise<Accepted> {
+    const bodyHash =
+      command.idempotencyKey === null ? null : sha256(sameBody(command)).toString('hex')
+    return new Promise((resolve, reject) => {
+      const createdMs = Date.now()
+      const id = newId(createdMs)
+      const pushed = this.batcher.push({ command, id, bodyHash, createdMs, resolve, reject })
+      if (pushed) return
+      reject(new AppError('OVERLOADED', 'too many commands wait', { retryAfterSeconds: 1 }))
+    })
+  }
+
+  /** Resolves when the command has ended on this hub, the time is over, or the caller has gone. */
+  async ended(id: string, seconds: number, onAbort: (gone: () => void) => void): Promise<void> {
+    if (this.waiterCount >= limits.waitersMax) return
+    this.waiterCount++
+    await new Promise<void>((resolve) => {
+      const wake = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+      const timer = setTimeout(wake, seconds * 1000)
+      let wakers = this.waiters.get(id)
+      if (wakers === undefined) this.waiters.set(id, (wakers = new Set()))
+      wakers.add(wake)
+      onAbort(wake)
+    })
+    this.waiterCount--
+    this.waiters.delete(id)
+  }
+
+  /** Answers everyone who waits with what there is: the hub goes down. */
+  release(): void {
+    for (const wakers of this.waiters.values()) for (const wake of wakers) wake()
+  }
+
+  async drained(): Promise<void> {
+    await this.batcher.drained()
+  }
+
+  private async commit(items: Waiting[]): Promise<void> {
+    try {
+      const rows = await this.options.db.query<AcceptRow>(acceptSql, acceptValues(items))
+      const byNumber = new Map(rows.map((row) => [row.n, row]))
+      let count = 0
+      const repeats: Waiting[] = []
+      for (const [n, item] of items.entries()) {
+        const row = byNumber.get(n)
+        if (row?.accepted) {
+          count++
+          this.tell(item)
+          item.resolve(acceptedOf(item, row))
+        } else if (item.bodyHash !== null) {
+          repeats.push(item)
+        } else {
+          item.reject(refusalOf(row))
+        }
+      }
+      this.options.onAccepted(count)
+      if (repeats.length > 0) await this.answerRepeats(repeats, byNumber, items)
+    } catch (error) {
+      // The statement is one: when it failed, nobody's row is there.
+      for (const item of items) item.reject(error)
+    }
+  }
+
+  /** Callers whose key was taken: the first command, or a clear refusal. */
+  private async answerRepeats(
+    repeats: Waiting[],
+    byNumber: Map<number, AcceptRow>,
+    items: Waiting[],
+  ): Promise<void> {
+    const rows = await this.options.db.query<{
+      n: number
+      same: boolean
+      id: string
+      createdMs: number
+      expiresMs: number
+    }>(repeatsSql, [
+      plainArray(repeats.map((_, n) => n)),
+      plainArray(repeats.map((item) => item.command.actor.userId)),
+      textArray(repeats.map((item) => item.command.idempotencyKey)),
+      textArray(repeats.map((item) => item.bodyHash)),
+    ])
+    const found = new Map(rows.map((row) => [row.n, row]))
+    for (const [n, item] of repeats.entries()) {
+      const first = found.get(n)
+      if (first === undefined) {
+        item.reject(refusalOf(byNumber.get(items.indexOf(item))))
+      } else if (first.same) {
+        const { id, createdMs, expiresMs } = first
+        item.resolve({ id, fresh: false, createdMs, expiresMs, blockedBy: null })
+      } else {
+        item.reject(
+          new AppError(
+            'IDEMPOTENCY_KEY_REUSED',
+            'this Idempotency-Key was used for another command in the last 24 hours; take a new one',
+          ),
+        )
+      }
+    }
+  }
+
+  private tell({ command, id, createdMs }: Waiting): void {
+    this.options.shards.tellCommand(command.deviceId, {
+      id,
+      action: command.action,
+      payload: command.payload,
+      timeoutSeconds: command.timeoutSeconds,
+      createdMs,
+      expiresMs: createdMs + command.expiresInSeconds * 1000,
+      concurrent: isConcurrent(command.action),
+    })
+  }
+}
+
+/** What must be the same for a repeat to be one; the device too, since it is in the path. */
+function sameBody({ deviceId, action, payload, timeoutSeconds, expiresInSeconds }: NewCommand) {
+  return JSON.stringify([deviceId, action, payload, timeoutSeconds, expiresInSeconds])
+}
+
+function acceptedOf(item: Waiting, row: AcceptRow): Accepted {
+  const { id, createdMs, command } = item
+  const ahead = row.open > 0 && row.first !== null && !isConcurrent(command.action)
+  const blockedBy = row.suspended
+    ? ({ reason: 'suspended' } as const)
+    : row.status !== 'online'
+      ? ({ reason: 'offline' } as const)
+      : ahead
+        ? { reason: 'busy' as const, commandId: row.first as string }
+        : null
+  const expiresMs = createdMs + command.expiresInSeconds * 1000
+  return { id, fresh: true, createdMs, expiresMs, blockedBy }
+}
+
+function refusalOf(row: AcceptRow | undefined): AppError {
+  if (row === undefined) return new AppError('NOT_FOUND', 'there is no such device')
+  if (row.gone) {
+    return new AppError('DEVICE_DECOMMISSIONED', 'the device is decommissioned; it takes no commands')
+  }
+  return new AppError(
+    'QUEUE_FULL',
+    `${limits.openCommandsMax} commands of this device are open; cancel some or wait`,
+  )
+}
+
+function acceptValues(items: readonly Waiting[]): unknown[] {
+  // Where a command stands among those of its device in this very batch: the count of open ones in
+  // PostgreSQL does not see its neighbours.
+  const seen = new Map<string, number>()
+  const places = items.map(({ command }) => {
+    const place = seen.get(command.deviceId) ?? 0
+    seen.set(command.deviceId, place + 1)
+    return place
+  })
+  const commands = items.map((item) => item.command)
+  return [
+    plainArray(items.map((item) => item.id)),
+    plainArray(commands.map((command) => command.deviceId)),
+    plainArray(commands.map((command) => command.actor.orgId)),
+    textArray(commands.map(({ actor }) => actor.siteIds && plainArray(actor.siteIds))),
+    textArray(commands.map((command) => command.action)),
+    textArray(commands.map((command) => command.payload)),
+    plainArray(commands.map((command) => command.timeoutSeconds)),
+    plainArray(commands.map((command) => command.expiresInSeconds)),
+    plainArray(items.map((item) => item.createdMs)),
+    plainArray(commands.map((command) => command.actor.userId)),
+    textArray(commands.map((command) => command.actor.email)),
+    textArray(commands.map((command) => command.ip)),
+    textArray(commands.map((command) => command.userAgent)),
+    textArray(commands.map((command) => command.requestId)),
+    textArray(commands.map((command) => command.idempotencyKey)),
+    textArray(items.map((item) => item.bodyHash)),
+    plainArray(places),
+    plainArray(items.map(() => newId())),
+    plainArray(items.map(() => newId())),
+    idFloor(Date.now() - limits.openCommandDaysMax * 86_400_000),
+    limits.openCommandsMax,
+  ]
+}
+
+/**
+ * Accepts many commands at once. A device that is missing or out of the caller's scope yields no row.
+ * Devices are locked in id order against a decommission, which takes `for update`.
+ */
+const acceptSql = `
+with i as (
+  select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[],
+    $7::int[], $8::int[], $9::float8[], $10::uuid[], $11::text[], $12::text[], $13::text[],
+    $14::text[], $15::text[], $16::text[], $17::int[], $18::uuid[], $19::uuid[])
+    with ordinality as i(id, device_id, org_id, site_ids, action, payload, timeout_seconds,
+      expires_in, created_ms, user_id, email, ip, user_agent, request_id, key, body_hash, place,
+      audit_id, event_id, n)
+), d as (
+  select d.id as device_id, d.org_id, d.site_id, d.decommissioned_at is not null as gone
+  from devices d
+  where d.id = any($2::uuid[])
+  order by d.id
+  for key share of d
+), t as (
+  select i.*, d.org_id as device_org, d.site_id, d.gone, q.open, q.first,
+    to_timestamp(i.created_ms / 1000) as at,
+    not d.gone and q.open + i.place < $21 as takes
+  from i join d on d.device_id = i.device_id
+    and (i.org_id is null or d.org_id = i.org_id)
+    and (i.site_ids is null or d.site_id = any(i.site_ids::uuid[]))
+  cross join lateral (
+    select count(*)::int as open, (array_agg(o.id))[1] as first from (
+      select c.id from commands c
+      where c.device_id = i.device_id and c.completed_at is null and c.id >= $20
+      order by c.id limit $21
+    ) o
+  ) q
+), k as (
+  insert into idempotency_keys (user_id, key, body_hash, command_id)
+  select user_id, key, decode(body_hash, 'hex'), id from t where key is not null and takes
+  order by user_id, key
+  on conflict do nothing
+  returning command_id
+), a as (
+  select t.* from t left join k on k.command_id = t.id
+  where t.takes and (t.key is null or k.command_id is not null)
+), c as (
+  insert into commands (id, device_id, org_id, action, payload, timeout_seconds, created_by,
+    created_at, expires_at)
+  select id, device_id, device_org, action, payload::jsonb, timeout_seconds, user_id, at,
+    at + make_interval(secs => expires_in)
+  from a
+), u as (
+  insert into audit (id, org_id, at, actor_type, actor_id, actor_email, action, resource_type,
+    resource_id, device_id, result, ip, user_agent, request_id, details)
+  select audit_id, device_org, at, 'user', user_id, email, 'command.create', 'command', id::text,
+    device_id, 'success', ip, user_agent, request_id,
+    jsonb_build_object('after', jsonb_build_object('action', action, 'deviceId', device_id))
+  from a
+), e as (
+  insert into events (id, org_id, type, at, site_id, data)
+  select event_id, device_org, 'command.queued', at, site_id,
+    jsonb_build_object('commandId', id, 'deviceId', device_id, 'action', action,
+      'status', 'pending')
+  from a
+)
+select (t.n - 1)::int as n, t.gone, t.open + t.place as open, t.first, a.id is not null as accepted,
+  p.status, o.status = 'suspended' as suspended
+from t
+left join a on a.id = t.id
+join device_presence p on p.device_id = t.device_id
+join organizations o on o.id = t.device_org`
+
+const repeatsSql = `
+select i.n, k.body_hash = decode(i.body_hash, 'hex') as same, k.command_id as id,
+  floor(extract(epoch from c.created_at) * 1000)::float8 as "createdMs",
+  floor(extract(epoch from c.expires_at) * 1000)::float8 as "expiresMs"
+from unnest($1::int[], $2::uuid[], $3::text[], $4::text[]) as i(n, user_id, key, body_hash)
+join idempotency_keys k on k.user_id = i.user_id and k.key = i.key
+join commands c on c.id = k.command_id`
