@@ -1,7 +1,6 @@
 // Who did what: the rows of the audit. A change writes its rows in its own transaction; what changes
 // nothing (a denied call) is written by the trail, in batches. Rows are only ever added.
 import { Batcher } from './batch.ts'
-import type { Actor } from './auth.ts'
 import { cleanText, jsonText } from './clean.ts'
 import { plainArray, textArray, type Database, type Queryable } from './db.ts'
 import { AppError } from './errors.ts'
@@ -33,7 +32,8 @@ export interface AuditEntry {
 
 /** Where a request came from: a `Call`, or as much of it as there is. */
 export interface AuditSource {
-  readonly actor?: Pick<Actor, 'userId' | 'email'> | undefined
+  /** Without an id: somebody who only claims this email. */
+  readonly actor?: { readonly userId: string | null; readonly email: string } | undefined
   readonly ip: string
   readonly userAgent: string | null
   readonly requestId: string

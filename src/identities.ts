@@ -186,21 +186,23 @@ function admitted(identity: Identity | undefined, claims: AccessClaims): Actor {
   if (ended || identity.actor.userId !== claims.userId) {
     throw new AppError('INVALID_TOKEN', 'the session has ended; sign in again')
   }
-  requireActive(identity)
+  const refusal = inactive(identity)
+  if (refusal) throw refusal
   return identity.actor
 }
 
-/** Refuses disabled users and users of suspended organizations; a platform admin has none. */
-export function requireActive(user: {
+/** Why a user may not be signed in now, or undefined; a platform admin has no organization. */
+export function inactive(user: {
   userStatus: string
   organizationStatus: string | null
-}): void {
+}): AppError | undefined {
   if (user.userStatus !== 'active') {
-    throw new AppError('USER_DISABLED', 'this user is disabled; an administrator can enable it')
+    return new AppError('USER_DISABLED', 'this user is disabled; an administrator can enable it')
   }
   if (user.organizationStatus === 'suspended') {
-    throw new AppError('ORGANIZATION_SUSPENDED', 'your organization is suspended')
+    return new AppError('ORGANIZATION_SUSPENDED', 'your organization is suspended')
   }
+  return undefined
 }
 
 interface IdentityRow extends Record<string, unknown> {

@@ -2,7 +2,7 @@
 // Tokens are stored hashed; a successor is also stored sealed under its predecessor, so that a replay
 // within the leeway yields the same one. All of it inside the caller's transaction.
 import { opaqueToken, sha256 } from './auth.ts'
-import type { Queryable } from './db.ts'
+import type { Queryable, Row } from './db.ts'
 import { notifyChange } from './identities.ts'
 import { newId } from './ids.ts'
 import { limits } from './limits.ts'
@@ -120,7 +120,7 @@ interface Token {
 }
 
 async function readToken(tx: Queryable, hash: Buffer): Promise<Token | undefined> {
-  const [row] = await tx.query<Omit<Token, 'owner'> & Owner>(
+  const [row] = await tx.query<Row & Omit<Token, 'owner'> & Owner>(
     `select r.expires_at <= now() or s.revoked_at is not null or s.ends_at <= now() as ended,
        r.rotated_at is not null as rotated,
        r.rotated_at > now() - interval '${limits.refreshLeewaySeconds} seconds'
