@@ -1,0 +1,161 @@
+// The command line: arguments in, one command called, an exit code out. No stack trace reaches a
+// person for a failure that was expected.
+
+import { parseArgs } from 'node:util'
+import type { ParseArgsConfig } from 'node:util'
+import { parseHubUrl } from './address.ts'
+import { enroll } from './enroll.ts'
+import { AgentError, describe, errorCode, exitCodes } from './errors.ts'
+import type { ExitCode } from './errors.ts'
+import { run } from './run.ts'
+import { defaultStateDir, stateAt } from './state.ts'
+import type { State } from './state.ts'
+import { printStatus } from './status.ts'
+import { supervise } from './supervise.ts'
+import { agentVersion } from './version.ts'
+
+const help = `muster-agent ${agentVersion}: the agent of a Muster device
+
+Usage:
+  muster-agent enroll --url ORIGIN --secret SECRET|- [--site SITE_ID] [--state DIR] [--insecure]
+      Enrolls this device with the hub at ORIGIN (https://hub.example.com, with or without
+      /api/v1). With "-" the secret is read from standard input; it is never kept.
+      --site SITE_ID  the site to join; a site's own key implies it
+      --insecure      allow plain http to a host other than this one
+  muster-agent run [--supervised] [--state DIR]
+      Connects to the hub and stays. Prints JSON log lines. SIGTERM or SIGINT ends it.
+      --supervised    start the agent again when it ends unexpectedly
+  muster-agent status [--json] [--state DIR]
+      Shows who this device is, whether the agent runs and whether it is connected.
+  muster-agent version
+      Prints the version alone.
+  muster-agent help
+      Prints this text.
+
+  --state DIR         the state folder, ${defaultStateDir()} when not given
+
+Exit codes: 0 done, 1 failure, 2 wrong usage, 3 the device was decommissioned.
+`
+
+type CommandName = 'enroll' | 'run' | 'status' | 'version' | 'help'
+type Flags = Record<string, string | boolean | undefined>
+
+const flagsOf: Record<CommandName, NonNullable<ParseArgsConfig['options']>> = {
+  enroll: {
+    url: { type: 'string' },
+    secret: { type: 'string' },
+    site: { type: 'string' },
+    state: { type: 'string' },
+    insecure: { type: 'boolean' },
+  },
+  run: { supervised: { type: 'boolean' }, state: { type: 'string' } },
+  status: { json: { type: 'boolean' }, state: { type: 'string' } },
+  version: {},
+  help: {},
+}
+
+process.stdout.on('error', ignoreClosedPipe)
+process.exitCode = await main(process.argv.slice(2))
+// What a broken hub or a stuck child still holds open must not keep a stopped agent alive.
+if (process.argv[2] === 'run') process.exit()
+
+async function main(args: string[]): Promise<ExitCode> {
+  try {
+    return await dispatch(args)
+  } catch (error) {
+    if (!(error instanceof AgentError)) throw error
+    const hint = error.exitCode === exitCodes.usage ? ' (see "muster-agent help")' : ''
+    process.stderr.write(`muster-agent: ${error.message}${hint}\n`)
+    return error.exitCode
+  }
+}
+
+async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
+  if (name === undefined) throw usage('a command is missing: enroll, run, status or version')
+  if (name === '--version') return printLine(agentVersion)
+  if (['help', '--help', '-h'].includes(name) || rest.includes('--help'))
+    return printLine(help.trim())
+  if (!isCommand(name)) throw usage(`"${name}" is no command`)
+  const flags = parseFlags(name, rest)
+  switch (name) {
+    case 'enroll':
+      return runEnroll(flags)
+    case 'run':
+      return flags['supervised'] ? supervise(stateOf(flags)) : run(stateOf(flags))
+    case 'status':
+      return printStatus(stateOf(flags), flags['json'] === true)
+    case 'version':
+      return printLine(agentVersion)
+    case 'help':
+      return printLine(help.trim())
+  }
+}
+
+async function runEnroll(flags: Flags): Promise<ExitCode> {
+  const hubUrl = parseHubUrl(required(flags, 'url'), flags['insecure'] === true)
+  const given = required(flags, 'secret')
+  const secret = given === '-' ? await readSecret() : given
+  const state = stateOf(flags)
+  const identity = await enroll({ hubUrl, secret, siteId: optional(flags, 'site'), state })
+  const stateFlag = flags['state'] === undefined ? '' : ` --state ${state.dir}`
+  return printLine(
+    `Enrolled as device ${identity.deviceId} of site ${identity.siteId}.\n` +
+      `The identity is in ${state.dir}; the secret was not kept.\n` +
+      `Next: muster-agent run --supervised${stateFlag}`,
+  )
+}
+
+async function readSecret(): Promise<string> {
+  const chunks: Buffer[] = []
+  for await (const chunk of process.stdin) chunks.push(chunk as Buffer)
+  const secret = Buffer.concat(chunks)
+    .toString('utf8')
+    .replace(/\r?\n$/, '')
+  if (secret === '') throw usage('--secret - found no secret on standard input')
+  return secret
+}
+
+function parseFlags(name: CommandName, args: string[]): Flags {
+  try {
+    const options = flagsOf[name]
+    // No flag is repeatable, so a value is never a list.
+    return parseArgs({ args, options, strict: true, allowPositionals: false }).values as Flags
+  } catch (error) {
+    // parseArgs names the flag in its first sentence; what follows is advice about parsing.
+    throw usage(`${name}: ${describe(error).split('. ')[0]}`)
+  }
+}
+
+function required(flags: Flags, name: string): string {
+  const value = optional(flags, name)
+  if (value === undefined) throw usage(`enroll: --${name} is missing`)
+  return value
+}
+
+function optional(flags: Flags, name: string): string | undefined {
+  const value = flags[name]
+  if (value === '') throw usage(`--${name} is empty`)
+  return typeof value === 'string' ? value : undefined
+}
+
+function stateOf(flags: Flags): State {
+  return stateAt(optional(flags, 'state') ?? defaultStateDir())
+}
+
+function isCommand(name: string): name is CommandName {
+  return Object.hasOwn(flagsOf, name)
+}
+
+function usage(message: string): AgentError {
+  return new AgentError(message, exitCodes.usage)
+}
+
+function printLine(text: string): ExitCode {
+  process.stdout.write(`${text}\n`)
+  return exitCodes.ok
+}
+
+// Whoever read our output went away; that is no reason to stop managing the device.
+function ignoreClosedPipe(error: Error): void {
+  if (errorCode(error) !== 'EPIPE') throw error
+}
