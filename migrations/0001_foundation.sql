@@ -125,6 +125,7 @@ create index devices_by_display_name on devices (org_id, lower(display_name) tex
 create index devices_by_all_hostnames on devices (lower(hostname) text_pattern_ops, id);
 create index devices_by_tag on devices using gin (tags);
 create index devices_by_machine on devices (org_id, machine_id) where machine_id is not null;
+create unique index devices_by_token on devices (token_hash);
 create index devices_by_enroll_key on devices (enroll_key_hash) where enroll_key_hash is not null;
 
 -- All that changes while an agent talks, apart from `devices` so that a reconnect storm rewrites narrow

@@ -149,8 +149,15 @@ export class Commands {
       this.options.onAccepted(count)
       if (repeats.length > 0) await this.answerRepeats(repeats, byNumber, items)
     } catch (error) {
-      // The statement is one: when it failed, nobody's row is there.
-      for (const item of items) item.reject(error)
+      // The statement is one: when it failed, nobody's row is there. What one row spoiled must not
+      // reach the callers of the others.
+      if (items.length === 1 || error instanceof AppError) {
+        for (const item of items) item.reject(error)
+        return
+      }
+      const middle = items.length >> 1
+      await this.commit(items.slice(0, middle))
+      await this.commit(items.slice(middle))
     }
   }
 

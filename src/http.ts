@@ -5,9 +5,10 @@ import type { HttpRequest, HttpResponse, TemplatedApp } from 'uWebSockets.js'
 import { clientAddress } from './address.ts'
 import { auditOf } from './audit.ts'
 import { can, operations, type Actor } from './auth.ts'
+import { cleanText } from './clean.ts'
 import { AppError, errorBody } from './errors.ts'
 import { limits } from './limits.ts'
-import { hasNul, invalid, parameterNames, type Context, type Reply, type Route } from './route.ts'
+import { invalid, isUnstorable, parameterNames, type Context, type Reply, type Route } from './route.ts'
 
 export interface HttpServer {
   /** Requests being answered right now. */
@@ -92,7 +93,7 @@ class Exchange {
     this.requestId = requestIdOf(req.getHeader('x-request-id'))
     const remote = Buffer.from(res.getRemoteAddressAsText()).toString('latin1')
     this.ip = clientAddress(remote, req.getHeader('x-forwarded-for'), ctx.config.trustedProxies)
-    this.userAgent = req.getHeader('user-agent')
+    this.userAgent = cleanText(req.getHeader('user-agent'), limits.userAgentCharsMax)
     this.authorization = route.may === 'public' ? '' : req.getHeader('authorization')
     this.contentType = req.getHeader('content-type')
     this.queryText = req.getQuery() ?? ''
@@ -186,8 +187,9 @@ class Exchange {
     } catch (error) {
       throw new AppError('INVALID_JSON', 'the body is not valid JSON', { cause: error })
     }
-    if (text.includes('\\u0000') && hasNul(value)) {
-      throw invalid('', 'strings may not hold the character U+0000')
+    // Both can only come as an escape: the bytes were checked as UTF-8.
+    if (text.includes('\\u') && isUnstorable(value)) {
+      throw invalid('', 'strings may hold neither U+0000 nor half a surrogate pair')
     }
     return route.body?.check(value)
   }
@@ -228,22 +230,9 @@ class Exchange {
 
   private send(reply: Reply): void {
     const { res, route } = this
-    const json = reply.json ?? (reply.body === undefined ? '' : JSON.stringify(reply.body))
-    const content = reply.text?.content ?? json
     if (!this.aborted) {
-      this.options.onAnswer?.(route, reply.status, reply.text ? '' : json)
-      res.cork(() => {
-        res.writeStatus(statusLines[reply.status] ?? String(reply.status))
-        res.writeHeader('X-Request-Id', this.requestId)
-        writeHeaders(res, securityHeaders)
-        if (reply.text) res.writeHeader('Content-Type', reply.text.type)
-        else if (json !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
-        if (this.replyHeaders) writeHeaders(res, this.replyHeaders)
-        if (reply.headers) writeHeaders(res, reply.headers)
-        if (this.method === 'HEAD') res.endWithoutBody(Buffer.byteLength(content))
-        // A body past the cap is still on its way: only closing ends it.
-        else res.end(content, reply.status === 413)
-      })
+      if (!reply.text) this.options.onAnswer?.(route, reply.status, jsonText(reply))
+      sendReply(res, reply, this.requestId, this.method === 'HEAD', this.replyHeaders)
     }
     this.account(reply.status)
   }
@@ -270,6 +259,33 @@ class Exchange {
       'request',
     )
   }
+}
+
+/** Writes a reply in one go. Must not be called once the response was aborted. */
+export function sendReply(
+  res: HttpResponse,
+  reply: Reply,
+  requestId: string,
+  headOnly = false,
+  moreHeaders: Record<string, string> = {},
+): void {
+  const content = reply.text?.content ?? jsonText(reply)
+  res.cork(() => {
+    res.writeStatus(statusLines[reply.status] ?? String(reply.status))
+    res.writeHeader('X-Request-Id', requestId)
+    writeHeaders(res, securityHeaders)
+    if (reply.text) res.writeHeader('Content-Type', reply.text.type)
+    else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
+    writeHeaders(res, moreHeaders)
+    if (reply.headers) writeHeaders(res, reply.headers)
+    if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
+    // A body past the cap is still on its way: only closing ends it.
+    else res.end(content, reply.status === 413)
+  })
+}
+
+function jsonText(reply: Reply): string {
+  return reply.json ?? (reply.body === undefined ? '' : JSON.stringify(reply.body))
 }
 
 /** The reply of a refusal, with the headers that its status asks for. */

@@ -144,6 +144,10 @@ export const limits = {
   /** An enrollment is repeated with its Idempotency-Key within this time. */
   enrollRepeatSeconds: 600,
 
+  /** Tags of a device: labels, not a database. */
+  tagsMax: 50,
+  tagCharsMax: 64,
+
   // ---- commands
   /** Open commands per device: more is a script in a loop. */
   openCommandsMax: 100,
@@ -156,7 +160,10 @@ export const limits = {
   openCommandDaysMax: 33,
   /** The agent kills at its deadline; the hub waits this much longer for the word of it. */
   timeoutGraceSeconds: 30,
+  /** A script's content, or a command line's. */
   payloadBytesMax: 256 * 1024,
+  /** A payload as JSON: the content above, every character of it escaped as `\\n`, and its environment. */
+  payloadJsonBytesMax: 768 * 1024,
   /** stdout and stderr, JSON-encoded bytes each. */
   outputBytesMax: 1024 * 1024,
   errorBytesMax: 256 * 1024,

@@ -162,7 +162,10 @@ export type ShardMessage =
   /** Ended by someone else than the actor: a decommission, a sweep. */
   | { type: 'ended'; deviceId: string; id: string }
   | { type: 'decommissioned'; deviceId: string }
-  | { type: 'suspended'; orgId: string }
+  /** Status or settings of this organization changed: read them again. */
+  | { type: 'organization'; orgId: string }
+  /** The hub goes down in order: sockets that close now are no device's fault. */
+  | { type: 'leaving' }
   /** Once a second. All deadlines are judged here, after what came before it in the mail. */
   | { type: 'tick' }
   | { type: 'reconnect'; spreadMs: number }

@@ -4,7 +4,6 @@
 //
 // Why not rate-limiter-flexible: it makes a promise per call and a timer per key, and a rate with a
 // burst takes two limiters; here a check is a map look-up and no await on the way of every request.
-import { LRUCache } from 'lru-cache'
 import { networkOf } from './address.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
@@ -75,13 +74,14 @@ class Bucket {
   private readonly intervalMs: number
   private readonly burst: number
   private readonly now: () => number
-  private readonly fullAt: LRUCache<string, number> | undefined
+  /** Key → when its bucket is full again; the longest silent key is the first. */
+  private readonly fullAt: Map<string, number> | undefined
 
   constructor(rate: number, periodMs: number, burst: number, now: () => number) {
     this.intervalMs = periodMs / rate
     this.burst = Math.max(1, burst)
     this.now = now
-    if (rate > 0) this.fullAt = new LRUCache({ max: limits.rateKeysMax })
+    if (rate > 0) this.fullAt = new Map()
   }
 
   take(key: string): Standing | undefined {
@@ -89,7 +89,7 @@ class Bucket {
     const now = this.now()
     const fullAt = this.fullAt.get(key) ?? 0
     const taken = takeOne(fullAt, now, this.intervalMs, this.burst)
-    if (taken !== undefined) this.fullAt.set(key, taken)
+    if (taken !== undefined) this.remember(key, taken)
     return this.standing(taken !== undefined, taken ?? fullAt, now)
   }
 
@@ -103,6 +103,14 @@ class Bucket {
 
   clear(key: string): void {
     this.fullAt?.delete(key)
+  }
+
+  private remember(key: string, fullAt: number): void {
+    this.fullAt?.delete(key)
+    this.fullAt?.set(key, fullAt)
+    if (this.fullAt && this.fullAt.size > limits.rateKeysMax) {
+      for (const oldest of this.fullAt.keys()) return void this.fullAt.delete(oldest)
+    }
   }
 
   private standing(allowed: boolean, fullAt: number, now: number): Standing {

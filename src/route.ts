@@ -22,6 +22,8 @@ export interface Context {
   readonly metrics: Metrics
   /** The pool of operators' requests. */
   readonly db: Database
+  /** The pool of agents that connect: a storm of them must not keep operators waiting. */
+  readonly connectDb: Database
   readonly tokens: AccessTokens
   readonly passwords: Passwords
   readonly identities: Identities
@@ -239,12 +241,12 @@ function fromText(schema: TSchema | undefined, text: string): unknown {
   return text
 }
 
-/** True when any string in a parsed body holds U+0000, which PostgreSQL can't store. */
-export function hasNul(value: unknown): boolean {
-  if (typeof value === 'string') return value.includes('\u0000')
-  if (Array.isArray(value)) return value.some(hasNul)
+/** True when any string in a parsed body is one that PostgreSQL can't store: U+0000, half a surrogate. */
+export function isUnstorable(value: unknown): boolean {
+  if (typeof value === 'string') return value.includes('\u0000') || !value.isWellFormed()
+  if (Array.isArray(value)) return value.some(isUnstorable)
   if (typeof value === 'object' && value !== null) {
-    return Object.entries(value).some(([key, member]) => key.includes('\u0000') || hasNul(member))
+    return Object.entries(value).some(([key, member]) => isUnstorable(key) || isUnstorable(member))
   }
   return false
 }

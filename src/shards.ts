@@ -124,9 +124,9 @@ export class Shards {
     for (const shard of this.shards) this.post(shard, message)
   }
 
-  /** Closes the sockets of a suspended organization. */
-  suspend(orgId: string): void {
-    this.broadcast({ type: 'suspended', orgId })
+  /** Status or settings of an organization changed and are committed. */
+  organizationChanged(orgId: string): void {
+    this.broadcast({ type: 'organization', orgId })
   }
 
   /** Called with the ids of commands whose ends were committed by an actor here. */

@@ -60,6 +60,7 @@ let nowMs = Date.now()
 let stalledMs = 0
 let tickMs = 0
 let handled = 0
+let leaving = false
 let stopping = false
 
 const store = new Store(db, data.nodeId, {
@@ -156,11 +157,11 @@ function onMessage(message: ShardMessage): void {
       return tell(byId.get(message.deviceId), { type: 'ended', id: message.id })
     case 'decommissioned':
       return closeDevice(byId.get(message.deviceId), closeCodes.decommissioned, 'decommissioned')
-    case 'suspended':
-      for (const device of byId.values()) {
-        if (device.orgId !== message.orgId) continue
-        closeDevice(device, closeCodes.organizationSuspended, 'organization suspended')
-      }
+    case 'organization':
+      void onOrganization(message.orgId)
+      return
+    case 'leaving':
+      leaving = true
       return
     case 'tick':
       return onTick()
@@ -205,6 +206,25 @@ function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
   const device = byId.get(message.deviceId)
   if (device) run(device, { type: 'cancel', id: message.id, ask: message.ask })
   else toFront({ type: 'answer', ask: message.ask, value: 'unknown' })
+}
+
+async function onOrganization(orgId: string): Promise<void> {
+  try {
+    const [row] = await db.query<{ status: string }>(
+      'select status from organizations where id = $1',
+      [orgId],
+    )
+    if (row?.status !== 'suspended') return
+    for (const device of byId.values()) {
+      if (device.orgId !== orgId) continue
+      closeDevice(device, closeCodes.organizationSuspended, 'the organization is suspended')
+    }
+    flush()
+  } catch (error) {
+    // Asked again until PostgreSQL answers: a suspension must not be missed.
+    log.warn({ err: error, orgId }, 'an organization could not be read')
+    setTimeout(() => void onOrganization(orgId), limits.storeRetryMs)
+  }
 }
 
 function onTick(): void {
@@ -271,7 +291,8 @@ function apply(device: Device, effect: Effect): void {
     case 'close':
       return closeDevice(device, effect.code, effect.reason)
     case 'offline':
-      return device.epoch === 0 ? undefined : store.offline(device.id, device.epoch)
+      if (device.epoch !== 0 && !leaving) store.offline(device.id, device.epoch)
+      return
     case 'seen':
       return store.seen({
         deviceId: device.id,

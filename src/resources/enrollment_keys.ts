@@ -202,10 +202,14 @@ async function revokeKey(
   siteId: string,
   id: string,
 ): Promise<string | undefined> {
-  const where = scopedSites(scope).and('s.id = ?', siteId).and('k.id = ?', id)
+  const where = scopedSites(scope)
+    .and('s.id = ?', siteId)
+    .and('k.id = ?', id)
+    .and('s.id = k.site_id')
+    .and('k.revoked_at is null')
   const [row] = await tx.query<{ org_id: string }>(
     `update enrollment_keys k set revoked_at = now() from sites s
-     ${where.and('s.id = k.site_id').and('k.revoked_at is null')} returning k.org_id`,
+     ${where.toString()} returning k.org_id`,
     where.values,
   )
   return row?.org_id

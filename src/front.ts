@@ -1,0 +1,270 @@
+// The uWebSockets.js adapter of agents' sockets: authenticates before the upgrade, keeps the socket,
+// passes frames on unparsed, writes frames out. Every rule about devices is the actor's.
+import type { HttpRequest, HttpResponse, TemplatedApp, WebSocket } from 'uWebSockets.js'
+import { clientAddress } from './address.ts'
+import { AgentTokens, type AgentIdentity } from './agent_tokens.ts'
+import { AppError } from './errors.ts'
+import { bearer, errorReply, requestIdOf, sendReply } from './http.ts'
+import { limits } from './limits.ts'
+import { agentSubprotocol, closeCodes } from './protocol.ts'
+import type { Context } from './route.ts'
+import type { SocketOf, Sockets } from './shards.ts'
+
+/** What the front keeps of a socket: a few numbers and three strings, since there may be many. */
+interface Agent {
+  conn: number
+  deviceId: string
+  orgId: string
+  ip: string
+  shard: number
+  tokenRotated: boolean
+  /** Milliseconds of this process at which the frame allowance is full again. */
+  fullMs: number
+}
+
+export interface Front {
+  connected(): number
+  /** Closes every socket with 1012: the hub restarts. */
+  closeAll(): void
+}
+
+const path = '/api/v1/agents/:deviceId/ws'
+const startedMs = performance.now()
+
+/** Serves agents' sockets on the app and becomes the shards' way to them. */
+export function serveAgents(app: TemplatedApp, ctx: Context): Front {
+  const sockets: (WebSocket<Agent> | undefined)[] = []
+  const free: number[] = []
+  const tokens = new AgentTokens(ctx.connectDb, (rows) =>
+    ctx.metrics.batch.observe({ statement: 'agent_tokens' }, rows),
+  )
+  const gate = new Gate(ctx, tokens)
+  const frames = frameAllowance(ctx.config.rates.FRAMES, ctx.config.rates.FRAMES_BURST)
+  let open = 0
+
+  app.ws<Agent>(path, {
+    // One more frame size than allowed: a frame between the two is closed with a reason.
+    maxPayloadLength: limits.frameBytesMax * 2,
+    maxBackpressure: limits.backpressureBytesMax,
+    closeOnBackpressureLimit: true,
+    // The actor's heartbeat deadline finds dead sockets; pings would cost every idle agent.
+    idleTimeout: 0,
+    sendPingsAutomatically: false,
+    upgrade(res, req, context) {
+      const key = req.getHeader('sec-websocket-key')
+      const extensions = req.getHeader('sec-websocket-extensions')
+      const protocols = req.getHeader('sec-websocket-protocol')
+      const request = gate.read(res, req)
+      void gate.admit(request, protocols).then(
+        ({ deviceId, orgId, tokenRotated }) => {
+          ctx.metrics.connects.inc({ outcome: 'accepted' })
+          if (request.aborted) return
+          const shard = ctx.shards.of(deviceId)
+          const { ip } = request
+          const agent = { conn: -1, deviceId, orgId, ip, shard, tokenRotated, fullMs: 0 }
+          res.cork(() => res.upgrade(agent, key, agentSubprotocol, extensions, context))
+        },
+        (error: unknown) => gate.refuse(res, request, error),
+      )
+    },
+    open(ws) {
+      const agent = ws.getUserData()
+      agent.conn = free.pop() ?? sockets.length
+      sockets[agent.conn] = ws
+      open++
+      ctx.metrics.agents.set(open)
+      const { conn, deviceId, orgId, ip, tokenRotated } = agent
+      const socket = { conn, deviceId, orgId, ip, tokenRotated, resumed: false }
+      ctx.shards.tell(deviceId, { type: 'connect', ...socket })
+    },
+    message(ws, message, isBinary) {
+      const agent = ws.getUserData()
+      ctx.metrics.framesIn.inc()
+      if (message.byteLength > limits.frameBytesMax) {
+        ws.end(closeCodes.tooBig, `a frame may hold ${limits.frameBytesMax} bytes`)
+        return
+      }
+      if (!frames(agent)) {
+        ws.end(closeCodes.rateLimited, 'too many frames')
+        return
+      }
+      // Binary frames are terminals'; there is none open.
+      if (isBinary) ctx.metrics.framesDropped.inc({ reason: 'binary' })
+      else take(ws, agent, Buffer.from(message).toString('utf8'))
+    },
+    dropped(ws) {
+      ctx.metrics.framesDropped.inc({ reason: 'slow_reader' })
+      ctx.log.warn({ deviceId: ws.getUserData().deviceId }, 'an agent reads too slowly; closed')
+    },
+    close(ws, code) {
+      const { conn, deviceId } = ws.getUserData()
+      if (conn === -1) return
+      sockets[conn] = undefined
+      open--
+      ctx.metrics.agents.set(open)
+      ctx.metrics.closes.inc({ code: String(code) })
+      ctx.shards.tell(deviceId, { type: 'closed', conn })
+      // Reused only in a later turn: frames of this turn for the old socket must find nobody.
+      setImmediate(() => free.push(conn))
+    },
+  })
+  // The same address without an upgrade tells an agent why its upgrade was refused.
+  app.get(path, (res, req) => {
+    const request = gate.read(res, req)
+    void gate.admit(request, agentSubprotocol, false).then(
+      () => gate.refuse(res, request, upgradeRequired()),
+      (error: unknown) => gate.refuse(res, request, error),
+    )
+  })
+
+  function take(ws: WebSocket<Agent>, agent: Agent, text: string): void {
+    const pressure = ctx.shards.pressure(agent.shard)
+    if (pressure === 'none') {
+      ctx.shards.frame(agent.shard, agent.conn, text)
+    } else if (isHeartbeat(text)) {
+      // It says nothing that the next one will not say.
+      ctx.metrics.framesDropped.inc({ reason: 'overloaded' })
+    } else if (pressure === 'busy') {
+      ctx.shards.frame(agent.shard, agent.conn, text)
+    } else {
+      // Unacknowledged frames come again after the reconnect: refused, not lost.
+      ws.end(closeCodes.overloaded, 'the hub is behind')
+    }
+  }
+
+  const out: Sockets = {
+    send(conn, text) {
+      if (sockets[conn]?.send(text) !== undefined) ctx.metrics.framesOut.inc()
+    },
+    sendCommand(conn, text) {
+      const sent = sockets[conn]?.send(text)
+      if (sent === undefined || sent === 2) return false
+      ctx.metrics.framesOut.inc()
+      return true
+    },
+    close: (conn, code, reason) => sockets[conn]?.end(code, reason),
+    *openOf(shard): Iterable<SocketOf> {
+      for (const ws of sockets) {
+        if (ws === undefined) continue
+        const { conn, deviceId, orgId, ip, shard: own } = ws.getUserData()
+        if (own === shard) yield { conn, deviceId, orgId, ip }
+      }
+    },
+  }
+  ctx.shards.attach(out)
+  return {
+    connected: () => open,
+    closeAll() {
+      for (const ws of sockets) ws?.end(closeCodes.restart, 'the hub restarts')
+    },
+  }
+}
+
+interface AgentRequest {
+  deviceId: string
+  token: string | undefined
+  ip: string
+  requestId: string
+  aborted: boolean
+}
+
+/** The checks before a socket: draining, budget, subprotocol, token, rate; in that order. */
+class Gate {
+  private allowance = 0
+  private refilledMs = performance.now()
+  private readonly ctx: Context
+  private readonly tokens: AgentTokens
+
+  constructor(ctx: Context, tokens: AgentTokens) {
+    this.ctx = ctx
+    this.tokens = tokens
+  }
+
+  /** Copies what is needed of a request that is dead after this turn. */
+  read(res: HttpResponse, req: HttpRequest): AgentRequest {
+    const remote = Buffer.from(res.getRemoteAddressAsText()).toString('latin1')
+    const forwarded = req.getHeader('x-forwarded-for')
+    const request: AgentRequest = {
+      deviceId: (req.getParameter(0) ?? '').toLowerCase(),
+      token: bearer(req.getHeader('authorization')),
+      ip: clientAddress(remote, forwarded, this.ctx.config.trustedProxies),
+      requestId: requestIdOf(req.getHeader('x-request-id')),
+      aborted: false,
+    }
+    res.onAborted(() => {
+      request.aborted = true
+    })
+    return request
+  }
+
+  /** Throws what an agent must be told; `counts` is false for a request that only asks. */
+  async admit(request: AgentRequest, protocols: string, counts = true): Promise<AgentIdentity> {
+    if (this.ctx.draining()) throw overloaded('the hub is going down; another one will answer')
+    if (counts && !this.hasRoom()) throw overloaded('too many agents connect at once')
+    if (!protocols.split(',').some((name) => name.trim() === agentSubprotocol)) {
+      throw new AppError('VALIDATION_ERROR', `offer the WebSocket subprotocol ${agentSubprotocol}`)
+    }
+    if (request.token === undefined) {
+      throw new AppError('UNAUTHENTICATED', 'send the agent’s token: `Authorization: Bearer mst_…`')
+    }
+    const identity = await this.tokens.check(request.deviceId, request.token)
+    if (counts) this.ctx.rates.connect(identity.deviceId)
+    return identity
+  }
+
+  refuse(res: HttpResponse, request: AgentRequest, error: unknown): void {
+    let refusal = error
+    if (!(refusal instanceof AppError)) {
+      this.ctx.log.error({ requestId: request.requestId, err: error }, 'bug')
+      refusal = new AppError('INTERNAL_ERROR', 'the hub failed; the request id finds it in its log')
+    }
+    const { code } = refusal as AppError
+    this.ctx.metrics.connects.inc({ outcome: code.toLowerCase() })
+    if (!request.aborted) sendReply(res, errorReply(refusal as AppError, request.requestId), request.requestId)
+  }
+
+  /** The accept budget: a second's worth of sockets at most at once. */
+  private hasRoom(): boolean {
+    const rate = this.ctx.config.rates.ACCEPT
+    if (rate === 0) return true
+    const nowMs = performance.now()
+    this.allowance = Math.min(rate, this.allowance + ((nowMs - this.refilledMs) / 1000) * rate)
+    this.refilledMs = nowMs
+    if (this.allowance < 1) return false
+    this.allowance--
+    return true
+  }
+}
+
+function overloaded(message: string): AppError {
+  // Jitter, or all that were refused together come back together.
+  const retryAfterSeconds = 1 + Math.floor(Math.random() * limits.acceptRetrySecondsMax)
+  return new AppError('OVERLOADED', message, { retryAfterSeconds })
+}
+
+function upgradeRequired(): AppError {
+  return new AppError('UPGRADE_REQUIRED', 'this is a WebSocket; the token is good, so upgrade', {
+    headers: { Upgrade: 'websocket' },
+  })
+}
+
+/**
+ * Frames a minute with a burst, as one number per socket: the time at which the allowance is full again.
+ * Whole milliseconds since the start, so that it stays a small integer.
+ */
+function frameAllowance(perMinute: number, burst: number): (agent: Agent) => boolean {
+  if (perMinute === 0) return () => true
+  const costMs = 60_000 / perMinute
+  const roomMs = costMs * burst
+  return (agent) => {
+    const nowMs = performance.now() - startedMs
+    const fullMs = Math.max(agent.fullMs, nowMs) + costMs
+    if (fullMs - nowMs > roomMs) return false
+    agent.fullMs = Math.round(fullMs)
+    return true
+  }
+}
+
+function isHeartbeat(text: string): boolean {
+  return text.length < 4096 && /"type"\s*:\s*"heartbeat"/.test(text)
+}

@@ -1,0 +1,361 @@
+// Commands of devices: shape, queries and routes. Accepting them is `../commands.ts`; what becomes of them
+// after that is the actor's.
+import { Type } from 'typebox'
+import { findAction, payloadErrors } from '../actions.ts'
+import { auditOf, insertAudit } from '../audit.ts'
+import { can, type Scope } from '../auth.ts'
+import type { Accepted, NewCommand } from '../commands.ts'
+import { Where, type Queryable } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { newId } from '../ids.ts'
+import { limits } from '../limits.ts'
+import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
+import { idParams, invalid, refusal, route, type Call, type Context, type Route } from '../route.ts'
+import { withinScope } from './devices.ts'
+
+const uuid = Type.String({ format: 'uuid' })
+const time = Type.Union([Type.String(), Type.Null()])
+const statuses = [
+  'pending',
+  'sent',
+  'delivered',
+  'running',
+  'completed',
+  'failed',
+  'timeout',
+  'cancelled',
+  'expired',
+] as const
+const status = Type.Enum([...statuses])
+const anything = Type.Record(Type.String(), Type.Unknown())
+
+export const Command = Type.Object({
+  id: uuid,
+  deviceId: uuid,
+  action: Type.String(),
+  payload: anything,
+  status,
+  result: Type.Union([anything, Type.Null()]),
+  lateResult: Type.Union([anything, Type.Null()], {
+    description: 'A result that arrived after the end; the first end stands.',
+  }),
+  createdAt: Type.String(),
+  sentAt: time,
+  deliveredAt: time,
+  startedAt: time,
+  completedAt: time,
+  expiresAt: Type.String(),
+  timeoutSeconds: Type.Integer(),
+  attempts: Type.Integer(),
+  createdBy: Type.Union([uuid, Type.Null()]),
+  executionId: Type.Union([uuid, Type.Null()]),
+  blockedBy: Type.Union([
+    Type.Object({
+      reason: Type.Enum(['offline', 'busy', 'suspended']),
+      commandId: Type.Optional(uuid),
+    }),
+    Type.Null(),
+  ]),
+})
+
+const createBody = Type.Object({
+  action: Type.String({ minLength: 1, maxLength: 64 }),
+  payload: Type.Optional(Type.Record(Type.String(), Type.Unknown())),
+  timeoutSeconds: Type.Optional(
+    Type.Integer({ minimum: 1, maximum: limits.commandTimeoutSecondsMax }),
+  ),
+  expiresInSeconds: Type.Optional(Type.Integer({ minimum: 1, maximum: limits.expiresSecondsMax })),
+})
+
+const waitQuery = Type.Object({
+  wait: Type.Optional(
+    Type.Integer({
+      minimum: 0,
+      maximum: limits.waitSecondsMax,
+      description: 'Hold the answer until the command ends, or this many seconds.',
+    }),
+  ),
+})
+
+// ---- queries ---------------------------------------------------------------------------------
+
+// A command waits for its device, for its organization, or for the one before it.
+const blockedBy = `case
+  when c.completed_at is not null or c.status not in ('pending', 'sent') then null
+  when o.status = 'suspended' then json_build_object('reason', 'suspended')
+  when p.status <> 'online' then json_build_object('reason', 'offline')
+  else (
+    select json_build_object('reason', 'busy', 'commandId', b.id) from commands b
+    where b.device_id = c.device_id and b.completed_at is null and b.id < c.id
+      and b.id >= uuid7_floor(c.created_at - interval '${limits.openCommandDaysMax} days')
+    order by b.id limit 1)
+  end`
+
+const columns = `c.id, c.device_id as "deviceId", c.action, c.payload, c.status, c.result,
+  c.late_result as "lateResult", iso(c.created_at) as "createdAt", iso(c.sent_at) as "sentAt",
+  iso(c.delivered_at) as "deliveredAt", iso(c.started_at) as "startedAt",
+  iso(c.completed_at) as "completedAt", iso(c.expires_at) as "expiresAt",
+  c.timeout_seconds as "timeoutSeconds", c.attempts, c.created_by as "createdBy",
+  c.execution_id as "executionId", ${blockedBy} as "blockedBy"`
+
+const tables = `commands c
+  join devices d on d.id = c.device_id
+  join device_presence p on p.device_id = c.device_id
+  join organizations o on o.id = d.org_id`
+
+/** One command as JSON text; throws NOT_FOUND outside the scope. */
+async function findCommand(db: Queryable, scope: Scope, id: string): Promise<string> {
+  const where = withinScope(new Where().and('c.id = ?', id), scope)
+  const [row] = await db.query<{ item: string }>(
+    `select row_to_json(t)::text as item from (select ${columns} from ${tables} ${where}) t`,
+    where.values,
+  )
+  if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
+  return row.item
+}
+
+async function requireDevice(db: Queryable, scope: Scope, id: string): Promise<void> {
+  const where = withinScope(new Where().and('d.id = ?', id), scope)
+  const rows = await db.query(`select 1 as found from devices d ${where}`, where.values)
+  if (rows.length === 0) throw new AppError('NOT_FOUND', 'there is no such device')
+}
+
+// ---- routes ----------------------------------------------------------------------------------
+
+const tag = 'commands'
+const listQuery = Type.Object({ ...pageQuery, status: Type.Optional(status) })
+const termParams = Type.Object({ id: Type.String({ maxLength: 64 }) })
+
+export const commandRoutes: Route[] = [
+  route({
+    method: 'POST',
+    path: '/devices/:id/commands',
+    name: 'createCommand',
+    tag,
+    summary: 'Send a command to the device; it waits when the device is off',
+    may: 'commands.write',
+    params: idParams,
+    query: waitQuery,
+    body: createBody,
+    headers: ['idempotency-key'],
+    responses: { 202: Command },
+    handle: createCommand,
+  }),
+  route({
+    method: 'GET',
+    path: '/devices/:id/commands',
+    name: 'listCommands',
+    tag,
+    summary: 'Commands of the device, newest first',
+    may: 'commands.read',
+    params: idParams,
+    query: listQuery,
+    responses: { 200: pageOf(Command) },
+    handle: async (ctx, { actor, params, query }) => {
+      await requireDevice(ctx.db, actor, params.id)
+      const binding = ['commands', params.id, query.status ?? null, actor.orgId, actor.siteIds]
+      const page = pager(ctx.cursorKey, binding, query)
+      const where = withinScope(new Where().and('c.device_id = ?', params.id), actor)
+      if (query.status !== undefined) where.and('c.status = ?', query.status)
+      if (page.after) where.and('c.id < ?::uuid', ...page.after)
+      const rows = await ctx.db.query<PageRow>(
+        `select row_to_json(t)::text as item, array[t.id::text] as keys from (
+          select ${columns} from ${tables} ${where}
+          order by c.id desc limit ${where.value(page.limit + 1)}) t`,
+        where.values,
+      )
+      return { status: 200, json: page.envelope(rows) }
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/commands/:id',
+    name: 'getCommand',
+    tag,
+    summary: 'One command with its result',
+    may: 'commands.read',
+    params: termParams,
+    responses: { 200: Command },
+    handle: async (ctx, { actor, params }) => ({
+      status: 200,
+      json: await findCommand(ctx.db, actor, commandId(params.id)),
+    }),
+  }),
+  route({
+    method: 'POST',
+    path: '/commands/:id/cancel',
+    name: 'cancelCommand',
+    tag,
+    summary: 'Cancel: at once while pending, by asking the agent once it was sent',
+    may: 'commands.write',
+    params: termParams,
+    body: Type.Object({}),
+    bodyOptional: true,
+    responses: { 200: Command },
+    handle: cancelCommand,
+  }),
+]
+
+/** Terminals' ids are no commands: answered without a look at the database. */
+function commandId(id: string): string {
+  if (id.startsWith('term-')) {
+    throw new AppError('NOT_FOUND', 'this is a terminal session, not a command')
+  }
+  if (!/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(id)) {
+    throw invalid('/id', 'must be a UUID')
+  }
+  return id
+}
+
+interface CreateBody {
+  action: string
+  payload?: Record<string, unknown>
+  timeoutSeconds?: number
+  expiresInSeconds?: number
+}
+
+async function createCommand(
+  ctx: Context,
+  call: Call<{ id: string }, { wait?: number }, CreateBody>,
+) {
+  const command = checkedCommand(call)
+  const accepted = await ctx.commands.accept(command)
+  const { wait } = call.query
+  const headers = { Location: `/api/v1/commands/${accepted.id}` }
+  if (wait !== undefined && wait > 0) await ctx.commands.ended(accepted.id, wait, call.onAbort)
+  else if (accepted.fresh) return { status: 202, json: acceptedJson(command, accepted), headers }
+  return { status: 202, json: await findCommand(ctx.db, call.actor, accepted.id), headers }
+}
+
+function checkedCommand(call: Call<{ id: string }, { wait?: number }, CreateBody>): NewCommand {
+  const { actor, body, params } = call
+  const action = findAction(body.action)
+  if (!can(actor.role, action.may)) throw forbidden(actor.role)
+  const payload = body.payload ?? {}
+  const wrong = payloadErrors(body.action, payload)
+  if (wrong.length > 0) {
+    throw refusal(wrong.map(({ path, message }) => ({ path: `/payload${path}`, message })))
+  }
+  const json = JSON.stringify(payload)
+  if (Buffer.byteLength(json) > limits.payloadJsonBytesMax) {
+    throw invalid('/payload', `may hold ${limits.payloadJsonBytesMax} bytes as JSON`)
+  }
+  return {
+    deviceId: params.id.toLowerCase(),
+    action: body.action,
+    payload: json,
+    timeoutSeconds: body.timeoutSeconds ?? action.timeoutSeconds,
+    expiresInSeconds: body.expiresInSeconds ?? limits.expiresSecondsDefault,
+    idempotencyKey: idempotencyKey(call.header('idempotency-key')),
+    actor,
+    ip: call.ip,
+    userAgent: call.userAgent,
+    requestId: call.requestId,
+  }
+}
+
+function forbidden(role: string): AppError {
+  return new AppError('FORBIDDEN', `your role ${role} may not send this command`)
+}
+
+function idempotencyKey(header: string): string | null {
+  if (header === '') return null
+  if (/^[\x21-\x7e]{1,255}$/.test(header) && header.length <= limits.idempotencyKeyCharsMax) {
+    return header
+  }
+  throw invalid('/headers/Idempotency-Key', 'must be 1 to 255 visible ASCII characters')
+}
+
+/** The answer to a new command: what was just inserted, so no second statement reads it back. */
+function acceptedJson(command: NewCommand, accepted: Accepted): string {
+  const { id, createdMs, expiresMs, blockedBy } = accepted
+  const { deviceId, action, payload, timeoutSeconds, actor } = command
+  return (
+    `{"id":"${id}","deviceId":"${deviceId}","action":"${action}","payload":${payload}` +
+    `,"status":"pending","result":null,"lateResult":null` +
+    `,"createdAt":"${new Date(createdMs).toISOString()}","sentAt":null,"deliveredAt":null` +
+    `,"startedAt":null,"completedAt":null,"expiresAt":"${new Date(expiresMs).toISOString()}"` +
+    `,"timeoutSeconds":${timeoutSeconds},"attempts":0,"createdBy":"${actor.userId}"` +
+    `,"executionId":null,"blockedBy":${JSON.stringify(blockedBy)}}`
+  )
+}
+
+interface OpenRow extends Record<string, unknown> {
+  deviceId: string
+  orgId: string
+  siteId: string
+  action: string
+  status: string
+  ended: boolean
+}
+
+async function cancelCommand(
+  ctx: Context,
+  call: Call<{ id: string }, undefined, Record<string, never>>,
+) {
+  const { actor } = call
+  const id = commandId(call.params.id)
+  const deviceId = await requestCancel(ctx, call, id)
+  const answer = await ctx.shards.cancel(deviceId, id)
+  // No actor here holds it: the device is off, so PostgreSQL alone decides.
+  if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.shards.ended([id])
+  if (answer === 'cancelled') await ctx.commands.ended(id, 5, call.onAbort)
+  return { status: 200, json: await findCommand(ctx.db, actor, id) }
+}
+
+/** Records the wish, so that it outlives a socket or a hub. Throws NOT_FOUND, CONFLICT. */
+async function requestCancel(
+  ctx: Context,
+  call: Call<{ id: string }, undefined, unknown>,
+  id: string,
+): Promise<string> {
+  return ctx.db.transaction(async (tx) => {
+    const where = withinScope(new Where().and('c.id = ?', id), call.actor)
+    const [row] = await tx.query<OpenRow>(
+      `select c.device_id as "deviceId", c.org_id as "orgId", c.action, c.status,
+        c.completed_at is not null as ended
+      from commands c join devices d on d.id = c.device_id ${where} for update of c`,
+      where.values,
+    )
+    if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
+    if (row.ended) {
+      throw new AppError('CONFLICT', `the command has ended already: ${row.status}`)
+    }
+    await tx.query(
+      `update commands set cancel_requested_at = coalesce(cancel_requested_at, now())
+      where id = $1`,
+      [id],
+    )
+    await insertAudit(tx, [
+      auditOf(call, {
+        action: 'command.cancel',
+        resourceType: 'command',
+        resourceId: id,
+        deviceId: row.deviceId,
+        orgId: row.orgId,
+        details: { status: row.status, action: row.action },
+      }),
+    ])
+    return row.deviceId
+  })
+}
+
+async function cancelPending(ctx: Context, id: string): Promise<boolean> {
+  const rows = await ctx.db.query(
+    `with c as (
+      update commands set status = 'cancelled', completed_at = now(),
+        result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
+          'error', 'cancelled before it was sent', 'durationMs', null)
+      where id = $1 and completed_at is null and status = 'pending'
+      returning id, org_id, device_id, action
+    )
+    insert into events (id, org_id, type, at, site_id, data)
+    select $2, c.org_id, 'command.cancelled', now(), d.site_id,
+      jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
+        'status', 'cancelled')
+    from c join devices d on d.id = c.device_id
+    returning id`,
+    [id, newId()],
+  )
+  return rows.length > 0
+}

@@ -1,0 +1,367 @@
+// Devices: shape, queries and routes. Presence (status, lastSeenAt, metrics) is written by the shards and
+// only read here; commands to a device are in `commands.ts` beside it.
+import { Type } from 'typebox'
+import { auditOf, insertAudit } from '../audit.ts'
+import type { Scope } from '../auth.ts'
+import { Where, type Queryable } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { insertEvents } from '../events.ts'
+import { limits } from '../limits.ts'
+import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
+import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
+
+const nullable = <T extends ReturnType<typeof Type.String>>(type: T) =>
+  Type.Union([type, Type.Null()])
+const text = nullable(Type.String())
+const uuid = Type.String({ format: 'uuid' })
+const os = Type.Enum(['linux', 'darwin', 'windows'])
+const status = Type.Enum(['online', 'offline', 'decommissioned'])
+
+const deviceFields = {
+  id: uuid,
+  orgId: uuid,
+  siteId: uuid,
+  hostname: Type.String(),
+  displayName: text,
+  os,
+  osVersion: text,
+  arch: Type.Enum(['amd64', 'arm64']),
+  agentVersion: text,
+  status,
+  lastSeenAt: text,
+  enrolledAt: Type.String(),
+  ipAddress: text,
+  tags: Type.Array(Type.String()),
+  metrics: Type.Union([Type.Record(Type.String(), Type.Number()), Type.Null()]),
+  upgrade: Type.Union([
+    Type.Object({ commandId: uuid, version: Type.String(), phase: Type.String() }),
+    Type.Null(),
+  ]),
+  pendingCommands: Type.Integer({
+    minimum: 0,
+    description: 'Open commands, the running one included.',
+  }),
+  createdAt: Type.String(),
+  updatedAt: Type.String(),
+}
+
+export const Device = Type.Object(deviceFields)
+const DeviceWithInventory = Type.Object({
+  ...deviceFields,
+  inventory: Type.Union([Type.Record(Type.String(), Type.Unknown()), Type.Null()]),
+})
+
+const listQuery = Type.Object({
+  ...pageQuery,
+  status: Type.Optional(status),
+  siteId: Type.Optional(uuid),
+  orgId: Type.Optional(uuid),
+  os: Type.Optional(os),
+  tag: Type.Optional(Type.String({ minLength: 1, maxLength: limits.tagCharsMax })),
+  q: Type.Optional(
+    Type.String({
+      minLength: 1,
+      maxLength: 255,
+      description: 'Prefix of hostname or displayName.',
+    }),
+  ),
+  sort: Type.Optional(Type.Enum(['hostname', 'newest'])),
+})
+
+const patchBody = Type.Object({
+  displayName: Type.Optional(nullable(Type.String({ minLength: 1, maxLength: 255 }))),
+  siteId: Type.Optional(uuid),
+  tags: Type.Optional(
+    Type.Array(Type.String({ minLength: 1, maxLength: limits.tagCharsMax }), {
+      maxItems: limits.tagsMax,
+    }),
+  ),
+})
+
+// ---- queries ---------------------------------------------------------------------------------
+
+const columns = `d.id, d.org_id as "orgId", d.site_id as "siteId", d.hostname,
+  d.display_name as "displayName", d.os, d.os_version as "osVersion", d.arch,
+  d.agent_version as "agentVersion", p.status, iso(p.last_seen_at) as "lastSeenAt",
+  iso(d.enrolled_at) as "enrolledAt", p.ip_address as "ipAddress", d.tags, p.metrics, d.upgrade,
+  (select count(*) from commands c where c.device_id = d.id and c.completed_at is null
+    and c.id >= uuid7_floor(now() - interval '${limits.openCommandDaysMax} days'))
+    as "pendingCommands",
+  iso(d.created_at) as "createdAt", iso(d.updated_at) as "updatedAt"`
+
+/** Adds the conditions that keep a query inside the caller's scope; `d` is the device's table. */
+export function withinScope(where: Where, scope: Scope): Where {
+  if (scope.orgId !== null) where.and('d.org_id = ?', scope.orgId)
+  if (scope.siteIds !== null) where.and('d.site_id = any(?::uuid[])', scope.siteIds)
+  return where
+}
+
+/** One device as JSON text; throws NOT_FOUND outside the scope. */
+export async function findDevice(
+  db: Queryable,
+  scope: Scope,
+  id: string,
+  withInventory: boolean,
+): Promise<string> {
+  const where = withinScope(new Where().and('d.id = ?', id), scope)
+  const inventory = withInventory
+    ? ', (select inventory from device_inventory n where n.device_id = d.id) as inventory'
+    : ''
+  const [row] = await db.query<{ item: string }>(
+    `select row_to_json(t)::text as item from (
+      select ${columns}${inventory} from devices d join device_presence p on p.device_id = d.id
+      ${where}) t`,
+    where.values,
+  )
+  if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such device')
+  return row.item
+}
+
+interface Filters {
+  status?: string
+  siteId?: string
+  orgId?: string
+  os?: string
+  tag?: string
+  q?: string
+  sort?: string
+}
+
+function conditions(scope: Scope, filters: Filters): Where {
+  const where = withinScope(new Where(), scope)
+  if (filters.status !== undefined) {
+    where.and('p.status = ?', filters.status)
+    if (scope.orgId !== null) where.and('p.org_id = ?', scope.orgId)
+  }
+  if (filters.orgId !== undefined) where.and('d.org_id = ?', filters.orgId)
+  if (filters.siteId !== undefined) where.and('d.site_id = ?', filters.siteId)
+  if (filters.os !== undefined) where.and('d.os = ?', filters.os)
+  if (filters.tag !== undefined) where.and('d.tags @> array[?]::text[]', filters.tag)
+  if (filters.q !== undefined) {
+    const prefix = `${filters.q.toLowerCase().replace(/[\\%_]/g, '\\$&')}%`
+    where.and('(lower(d.hostname) like ? or lower(d.display_name) like ?)', prefix, prefix)
+  }
+  return where
+}
+
+async function listDevices(
+  ctx: Context,
+  scope: Scope,
+  query: Filters & { limit?: number; cursor?: string },
+) {
+  const { limit: _limit, cursor: _cursor, ...filters } = query
+  const page = pager(ctx.cursorKey, ['devices', filters, scope.orgId, scope.siteIds], query)
+  const where = conditions(scope, filters)
+  const byName = filters.sort === 'hostname'
+  if (page.after && byName) where.and('(lower(d.hostname), d.id) > (?, ?::uuid)', ...page.after)
+  else if (page.after) where.and('d.id < ?::uuid', ...page.after)
+  const order = byName ? 'lower(d.hostname), d.id' : 'd.id desc'
+  const keys = byName ? 'array[lower(t.hostname), t.id::text]' : 'array[t.id::text]'
+  const rows = await ctx.db.query<PageRow>(
+    `select row_to_json(t)::text as item, ${keys} as keys from (
+      select ${columns} from devices d join device_presence p on p.device_id = d.id
+      ${where} order by ${order} limit ${where.value(page.limit + 1)}) t`,
+    where.values,
+  )
+  return page.envelope(rows)
+}
+
+interface LockedDevice extends Record<string, unknown> {
+  orgId: string
+  siteId: string
+  displayName: string | null
+  tags: string[]
+  decommissioned: boolean
+}
+
+async function lockDevice(tx: Queryable, scope: Scope, id: string): Promise<LockedDevice> {
+  const where = withinScope(new Where().and('d.id = ?', id), scope)
+  const [row] = await tx.query<LockedDevice>(
+    `select d.org_id as "orgId", d.site_id as "siteId", d.display_name as "displayName", d.tags,
+      d.decommissioned_at is not null as decommissioned
+    from devices d ${where} for update`,
+    where.values,
+  )
+  if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such device')
+  return row
+}
+
+// ---- routes ----------------------------------------------------------------------------------
+
+const tag = 'devices'
+
+export const deviceRoutes: Route[] = [
+  route({
+    method: 'GET',
+    path: '/devices',
+    name: 'listDevices',
+    tag,
+    summary: 'List devices, newest first or by hostname',
+    may: 'devices.read',
+    query: listQuery,
+    responses: { 200: pageOf(Device) },
+    handle: async (ctx, { actor, query }) => ({
+      status: 200,
+      json: await listDevices(ctx, actor, query),
+    }),
+  }),
+  route({
+    method: 'GET',
+    path: '/devices/:id',
+    name: 'getDevice',
+    tag,
+    summary: 'One device with its inventory',
+    may: 'devices.read',
+    params: idParams,
+    responses: { 200: DeviceWithInventory },
+    handle: async (ctx, { actor, params }) => ({
+      status: 200,
+      json: await findDevice(ctx.db, actor, params.id, true),
+    }),
+  }),
+  route({
+    method: 'PATCH',
+    path: '/devices/:id',
+    name: 'updateDevice',
+    tag,
+    summary: 'Change displayName, siteId or tags',
+    may: 'devices.write',
+    params: idParams,
+    body: patchBody,
+    responses: { 200: DeviceWithInventory },
+    handle: updateDevice,
+  }),
+  route({
+    method: 'DELETE',
+    path: '/devices/:id',
+    name: 'decommissionDevice',
+    tag,
+    summary: 'Decommission: cancel its commands, close its socket, refuse its token',
+    may: 'devices.decommission',
+    params: idParams,
+    responses: { 200: Device },
+    handle: decommissionDevice,
+  }),
+]
+
+interface Patch {
+  displayName?: string | null
+  siteId?: string
+  tags?: string[]
+}
+
+async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, Patch>) {
+  const { actor, params, body } = call
+  const json = await ctx.db.transaction(async (tx) => {
+    const before = await lockDevice(tx, actor, params.id)
+    if (before.decommissioned) throw decommissioned()
+    if (body.siteId !== undefined) await requireSite(tx, actor, before.orgId, body.siteId)
+    const after = {
+      displayName: body.displayName === undefined ? before.displayName : body.displayName,
+      siteId: body.siteId ?? before.siteId,
+      tags: body.tags === undefined ? before.tags : [...new Set(body.tags)],
+    }
+    await tx.query(
+      `update devices set display_name = $2, site_id = $3, tags = $4, updated_at = now()
+      where id = $1`,
+      [params.id, after.displayName, after.siteId, after.tags],
+    )
+    const { displayName, siteId, tags } = before
+    await insertAudit(tx, [
+      auditOf(call, {
+        action: 'device.update',
+        resourceType: 'device',
+        resourceId: params.id,
+        deviceId: params.id,
+        orgId: before.orgId,
+        details: { before: { displayName, siteId, tags }, after },
+      }),
+    ])
+    const event = {
+      orgId: before.orgId,
+      siteId: after.siteId,
+      data: { deviceId: params.id, ...after },
+    }
+    await insertEvents(tx, [{ ...event, type: 'device.updated' }])
+    return findDevice(tx, actor, params.id, true)
+  })
+  return { status: 200, json }
+}
+
+/** The new site must be one the caller sees, of the device's own organization. */
+async function requireSite(tx: Queryable, scope: Scope, orgId: string, siteId: string) {
+  const [site] = await tx.query('select 1 as found from sites where id = $1 and org_id = $2', [
+    siteId,
+    orgId,
+  ])
+  const seen = scope.siteIds === null || scope.siteIds.includes(siteId)
+  if (site === undefined || !seen) {
+    throw invalid('/siteId', 'is no site of the device’s organization that you see')
+  }
+}
+
+async function decommissionDevice(ctx: Context, call: Call<{ id: string }, undefined, undefined>) {
+  const { actor, params } = call
+  const ended: string[] = []
+  const json = await ctx.db.transaction(async (tx) => {
+    const before = await lockDevice(tx, actor, params.id)
+    // Twice is as good as once; the second time changes and records nothing.
+    if (!before.decommissioned) ended.push(...(await decommission(tx, call, before)))
+    return findDevice(tx, actor, params.id, false)
+  })
+  ctx.shards.tell(params.id, { type: 'decommissioned', deviceId: params.id })
+  ctx.shards.ended(ended)
+  return { status: 200, json }
+}
+
+/** Ends the device and its open commands; returns the ids of those. */
+async function decommission(
+  tx: Queryable,
+  call: Call<{ id: string }, undefined, undefined>,
+  device: LockedDevice,
+): Promise<string[]> {
+  const { id } = call.params
+  await tx.query('update devices set decommissioned_at = now(), updated_at = now() where id = $1', [
+    id,
+  ])
+  // A new epoch: whatever the old socket still brings is refused.
+  await tx.query(
+    `update device_presence set status = 'decommissioned', status_at = now(), node_id = null,
+      epoch = epoch + 1
+    where device_id = $1`,
+    [id],
+  )
+  const cancelled = await tx.query<{ id: string; action: string }>(
+    `update commands set status = 'cancelled', completed_at = now(),
+      result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
+        'error', 'the device was decommissioned', 'durationMs', null)
+    where device_id = $1 and completed_at is null
+    returning id, action`,
+    [id],
+  )
+  await insertAudit(tx, [
+    auditOf(call, {
+      action: 'device.decommission',
+      resourceType: 'device',
+      resourceId: id,
+      deviceId: id,
+      orgId: device.orgId,
+      details: { cancelledCommands: cancelled.length },
+    }),
+  ])
+  const { orgId, siteId } = device
+  await insertEvents(tx, [
+    { orgId, siteId, type: 'device.decommissioned', data: { deviceId: id } },
+    ...cancelled.map((command) => ({
+      orgId,
+      siteId,
+      type: 'command.cancelled' as const,
+      data: { commandId: command.id, deviceId: id, action: command.action, status: 'cancelled' },
+    })),
+  ])
+  return cancelled.map((command) => command.id)
+}
+
+function decommissioned(): AppError {
+  return new AppError('DEVICE_DECOMMISSIONED', 'the device is decommissioned; nothing changes it')
+}
