@@ -4,6 +4,7 @@
 
 import { createHash, randomUUID } from 'node:crypto'
 import {
+  existsSync,
   lstatSync,
   mkdirSync,
   mkdtempSync,
@@ -90,7 +91,9 @@ function cacheFolder(): string {
 /** Makes the folder if need be; undefined where another user could change what is in it. */
 export function privateFolder(folder: string): string | undefined {
   try {
-    mkdirSync(folder, { recursive: true, mode: 0o700 })
+    // Not `recursive`: Node loops for ever below a file system that answers ENOENT, like /proc.
+    if (!existsSync(dirname(folder))) mkdirSync(dirname(folder), { mode: 0o700 })
+    if (!existsSync(folder)) mkdirSync(folder, { mode: 0o700 })
     const found = lstatSync(folder)
     if (!found.isDirectory() || found.uid !== process.geteuid?.() || found.mode & 0o077) return
     return parentsAreSafe(realpathSync(folder)) ? folder : undefined
