@@ -71,21 +71,23 @@ interface Standing {
 
 /** One rate: `rate` calls per `periodMs` sustained, `burst` of them at once. */
 class Bucket {
+  private readonly off: boolean
   private readonly intervalMs: number
   private readonly burst: number
   private readonly now: () => number
-  /** Key → when its bucket is full again; the longest silent key is the first. */
-  private readonly fullAt: Map<string, number> | undefined
+  /** Key → when its bucket is full again; who was silent for longest comes first. */
+  private readonly fullAt = new Map<string, number>()
 
   constructor(rate: number, periodMs: number, burst: number, now: () => number) {
+    this.off = rate === 0
     this.intervalMs = periodMs / rate
     this.burst = Math.max(1, burst)
     this.now = now
-    if (rate > 0) this.fullAt = new Map()
   }
 
+  /** Counts one call when it is allowed. Undefined when the rate is off. */
   take(key: string): Standing | undefined {
-    if (!this.fullAt) return undefined
+    if (this.off) return undefined
     const now = this.now()
     const fullAt = this.fullAt.get(key) ?? 0
     const taken = takeOne(fullAt, now, this.intervalMs, this.burst)
@@ -93,8 +95,9 @@ class Bucket {
     return this.standing(taken !== undefined, taken ?? fullAt, now)
   }
 
+  /** As `take`, without counting. */
   peek(key: string): Standing | undefined {
-    if (!this.fullAt) return undefined
+    if (this.off) return undefined
     const now = this.now()
     const fullAt = this.fullAt.get(key) ?? 0
     const allowed = takeOne(fullAt, now, this.intervalMs, this.burst) !== undefined
@@ -102,15 +105,15 @@ class Bucket {
   }
 
   clear(key: string): void {
-    this.fullAt?.delete(key)
+    this.fullAt.delete(key)
   }
 
   private remember(key: string, fullAt: number): void {
-    this.fullAt?.delete(key)
-    this.fullAt?.set(key, fullAt)
-    if (this.fullAt && this.fullAt.size > limits.rateKeysMax) {
-      for (const oldest of this.fullAt.keys()) return void this.fullAt.delete(oldest)
-    }
+    this.fullAt.delete(key)
+    this.fullAt.set(key, fullAt)
+    if (this.fullAt.size <= limits.rateKeysMax) return
+    const [silent] = this.fullAt.keys()
+    if (silent !== undefined) this.fullAt.delete(silent)
   }
 
   private standing(allowed: boolean, fullAt: number, now: number): Standing {

@@ -1,0 +1,157 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import * as fc from 'fast-check'
+import { AppError } from '../src/errors.ts'
+import { rateDefaults } from '../src/limits.ts'
+import { rateLimits, takeOne, type RateHeaders } from '../src/rates.ts'
+
+const ip = '192.0.2.7'
+const email = 'ann@example.org'
+
+/** Limits whose clock the test moves. */
+function fixture(overrides: Partial<typeof rateDefaults> = {}) {
+  const clock = { ms: 1_000_000 }
+  return { clock, rates: rateLimits({ ...rateDefaults, ...overrides }, () => clock.ms) }
+}
+
+function refusalOf(call: () => unknown): AppError {
+  try {
+    call()
+  } catch (error) {
+    assert.ok(error instanceof AppError)
+    assert.equal(error.code, 'RATE_LIMITED')
+    return error
+  }
+  assert.fail('it was not refused')
+}
+
+test('a user may spend the burst at once, then as much as the rate gives back', () => {
+  const { clock, rates } = fixture()
+  for (let n = 1; n <= 120; n++) {
+    assert.equal(rates.api('u')['RateLimit-Remaining'], String(120 - n))
+  }
+  const refusal = refusalOf(() => rates.api('u'))
+  assert.equal(refusal.retryAfterSeconds, 1)
+  assert.deepEqual(refusal.headers, {
+    'RateLimit-Limit': '120',
+    'RateLimit-Remaining': '0',
+    'RateLimit-Reset': '12',
+  })
+  // 600 a minute: one each 100 ms, and a refused call costs nothing.
+  clock.ms += 99
+  refusalOf(() => rates.api('u'))
+  clock.ms += 1
+  rates.api('u')
+  refusalOf(() => rates.api('u'))
+})
+
+test('another user is not counted against the first', () => {
+  const { rates } = fixture({ API_BURST: 1 })
+  rates.api('u')
+  rates.api('v')
+  refusalOf(() => rates.api('u'))
+})
+
+test('a rate of 0 is off and says nothing', () => {
+  const { rates } = fixture({ API: 0, LOGIN: 0, LOGIN_IP: 0 })
+  for (let n = 0; n < 1000; n++) assert.deepEqual(rates.api('u'), {})
+  for (let n = 0; n < 100; n++) rates.loginFailed(ip, email)
+  assert.deepEqual(rates.login(ip, email), {})
+})
+
+test('asking whether a login is allowed counts nothing, failing does', () => {
+  const { rates } = fixture()
+  for (let n = 0; n < 100; n++) rates.login(ip, email)
+  for (let left = 4; left >= 0; left--) {
+    assert.equal(rates.loginFailed(ip, email)['RateLimit-Remaining'], String(left))
+  }
+  const refusal = refusalOf(() => rates.login(ip, email))
+  assert.equal(refusal.retryAfterSeconds, 60)
+  assert.equal(refusal.headers?.['RateLimit-Limit'], '5')
+  assert.equal(refusal.headers?.['RateLimit-Reset'], '300')
+})
+
+test('the email counts in any case, and the same email from elsewhere is another caller', () => {
+  const { rates } = fixture()
+  for (let n = 0; n < 5; n++) rates.loginFailed(ip, email)
+  refusalOf(() => rates.login(ip, 'ANN@Example.org'))
+  rates.login('192.0.2.8', email)
+  rates.login(ip, 'bob@example.org')
+})
+
+test('spraying many emails from one address is stopped at 20 failures', () => {
+  const { clock, rates } = fixture()
+  for (let n = 0; n < 20; n++) rates.loginFailed(ip, `user${n}@example.org`)
+  assert.equal(refusalOf(() => rates.login(ip, 'new@example.org')).retryAfterSeconds, 15)
+  clock.ms += 15_000
+  rates.login(ip, 'new@example.org')
+})
+
+test('a right password clears the failures of the person, not those of the address', () => {
+  const { rates } = fixture({ LOGIN_IP: 6 })
+  for (let n = 0; n < 5; n++) rates.loginFailed(ip, email)
+  rates.loginSucceeded(ip, email)
+  rates.login(ip, email)
+  rates.loginFailed(ip, email)
+  refusalOf(() => rates.login(ip, email))
+})
+
+test('all addresses of an IPv6 /64 are one caller', () => {
+  const { rates } = fixture({ LOGIN_IP: 2 })
+  rates.loginFailed('2001:db8::1', 'a@example.org')
+  rates.loginFailed('2001:db8::ffff:2', 'b@example.org')
+  refusalOf(() => rates.login('2001:db8:0:0:9::', 'c@example.org'))
+  rates.login('2001:db8:0:1::1', 'c@example.org')
+})
+
+test('wrong enrollment secrets stop an address before its enrollments do', () => {
+  const { rates } = fixture()
+  for (let n = 0; n < 10; n++) {
+    rates.enroll(ip)
+    rates.enrollFailed(ip)
+  }
+  assert.equal(refusalOf(() => rates.enroll(ip)).headers?.['RateLimit-Limit'], '10')
+})
+
+test('refresh and connect count per user and per device', () => {
+  const { rates } = fixture()
+  const count = (call: () => RateHeaders) => {
+    let allowed = 0
+    while (allowed < 1000 && Number(call()['RateLimit-Remaining']) > 0) allowed++
+    refusalOf(call)
+    return allowed + 1
+  }
+  assert.equal(
+    count(() => rates.refresh('u')),
+    10,
+  )
+  assert.equal(
+    count(() => rates.connect('d')),
+    6,
+  )
+})
+
+test('no sequence of calls gets more than the burst and what the time gave back', () => {
+  const steps = fc.array(fc.record({ waitMs: fc.nat(3000), calls: fc.nat(20) }), { maxLength: 50 })
+  const bucket = fc.record({
+    intervalMs: fc.integer({ min: 1, max: 2000 }),
+    burst: fc.integer({ min: 1, max: 20 }),
+  })
+  fc.assert(
+    fc.property(steps, bucket, (sequence, { intervalMs, burst }) => {
+      let now = 0
+      let fullAt = 0
+      let allowed = 0
+      for (const { waitMs, calls } of sequence) {
+        now += waitMs
+        for (let n = 0; n < calls; n++) {
+          const next = takeOne(fullAt, now, intervalMs, burst)
+          if (next === undefined) continue
+          fullAt = next
+          allowed++
+        }
+      }
+      assert.ok(allowed <= burst + now / intervalMs)
+    }),
+  )
+})
