@@ -7,6 +7,7 @@ import { auditOf } from './audit.ts'
 import { can, operations, type Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
 import { AppError, errorBody } from './errors.ts'
+import { bearer } from './http_headers.ts'
 import { limits } from './limits.ts'
 import { invalid, isUnstorable, parameterNames, type Context, type Reply, type Route } from './route.ts'
 
@@ -301,11 +302,6 @@ export function errorReply(error: AppError, requestId: string): Reply {
 function challenge(code: string): string {
   const invalidToken = code === 'INVALID_TOKEN' || code === 'TOKEN_EXPIRED'
   return invalidToken ? 'Bearer realm="muster", error="invalid_token"' : 'Bearer realm="muster"'
-}
-
-/** The token of an Authorization header, or undefined when it is none of the Bearer scheme. */
-export function bearer(header: string): string | undefined {
-  return /^Bearer +([\x21-\x7e]+)$/i.exec(header)?.[1]
 }
 
 let requests = 0

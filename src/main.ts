@@ -1,0 +1,267 @@
+// Starts a hub's parts in one visible order and stops them in reverse. `npm start` runs this file; tests
+// call `run()` themselves.
+import type { us_listen_socket } from 'uWebSockets.js'
+import { auditTrail } from './audit.ts'
+import { accessTokens, derivedKey } from './auth.ts'
+import { bootstrap, introduce } from './bootstrap.ts'
+import { Commands } from './commands.ts'
+import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
+import { startDatabase, StartError } from './database.ts'
+import { openDatabase, type Database } from './db.ts'
+import { serveAgents, type Front } from './front.ts'
+import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
+import { identities } from './identities.ts'
+import { newId } from './ids.ts'
+import { limits } from './limits.ts'
+import { createLog, withoutPasswords } from './log.ts'
+import { createMetrics } from './metrics.ts'
+import { observeFront, observeShard } from './observe.ts'
+import { passwords } from './passwords.ts'
+import { Jobs } from './queue.ts'
+import { rateLimits } from './rates.ts'
+import { routes } from './resources/index.ts'
+import type { Context } from './route.ts'
+import { Shards } from './shards.ts'
+import { uWS } from './uws.ts'
+
+export interface Hub {
+  /** Scheme, host and port it listens on. */
+  origin: string
+  port: number
+  ctx: Context
+  front: Front
+  jobs: Jobs
+  /** The connection string of its database. */
+  databaseUrl: string
+  /** Stops accepting, lets what runs end, writes what waits, closes everything. */
+  close(): Promise<void>
+}
+
+export interface RunOptions extends HttpOptions {
+  env: Record<string, string | undefined>
+  /** Told what people should see while it starts. */
+  say?: (line: string) => void
+}
+
+/** Runs a hub. Throws ConfigError, StartError, or what a part could not do. */
+export async function run(options: RunOptions): Promise<Hub> {
+  const say = options.say ?? (() => {})
+  const config = readConfig(options.env)
+  const log = createLog(config.logLevel, 'front')
+  const stops: (() => Promise<void>)[] = []
+  // Whatever was started is stopped, in reverse, also when the next part fails.
+  const stopAll = async () => {
+    for (const stop of stops.splice(0).toReversed()) await stop()
+  }
+  try {
+    const database = await startDatabase(config, say)
+    stops.push(database.stop)
+    const pool = (name: string, connections: number, role: 'hub' | 'owner' = 'hub') => {
+      const db = openDatabase({
+        url: database.url,
+        name,
+        connections,
+        role,
+        onIdleError: (error) => log.warn({ err: error, pool: name }, 'a connection broke'),
+      })
+      stops.push(() => db.close())
+      return db
+    }
+    const db = pool('operators', limits.poolOperators)
+    const connectDb = pool('connect', limits.poolConnect)
+    const metrics = createMetrics(config.version)
+    const hasher = passwords()
+    stops.push(() => hasher.close())
+
+    const people = identities({ db, url: database.url, log })
+    stops.push(() => people.close())
+    const audit = auditTrail(db, log)
+    stops.push(() => audit.close())
+    const nodeId = newId()
+    const shards = new Shards({
+      count: config.shards,
+      nodeId,
+      databaseUrl: database.url,
+      logLevel: config.logLevel,
+      log,
+      onObserved: (shard, observed) => observeShard(metrics, shard, observed),
+      onRestart: () => metrics.shardRestarts.inc(),
+      onBatch: (entries) => metrics.batch.observe({ statement: 'front_to_shard' }, entries),
+    })
+    stops.push(() => shards.close())
+    people.onChange((kind, id) => {
+      if (kind === 'organization') shards.organizationChanged(id)
+    })
+    const commands = new Commands({
+      db,
+      shards,
+      onAccepted: (count) => metrics.commandsAccepted.inc(count),
+    })
+    const jobs = new Jobs({
+      nodeId,
+      version: config.version,
+      databaseUrl: database.url,
+      ownerUrl: database.url,
+      logLevel: config.logLevel,
+      log,
+      metrics,
+      restartGraceSeconds: limits.heartbeatSeconds * limits.heartbeatIntervalsMax,
+      onEnded(ended) {
+        for (const { deviceId, id } of ended) shards.tell(deviceId, { type: 'ended', deviceId, id })
+        shards.ended(ended.map(({ id }) => id))
+      },
+      onRestart: () => log.error('the jobs thread ended; it is replaced'),
+    })
+    stops.push(() => jobs.close())
+
+    let draining = false
+    const ctx: Context = {
+      config,
+      log,
+      metrics,
+      db,
+      connectDb,
+      tokens: accessTokens(config.jwtSecret, config.jwtSecretPrevious),
+      passwords: hasher,
+      identities: people,
+      rates: rateLimits(config.rates),
+      audit,
+      shards,
+      commands,
+      cursorKey: derivedKey(config.jwtSecret, 'cursor'),
+      publicOrigin: config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`,
+      checks: () => readiness(db, shards, jobs),
+      draining: () => draining,
+    }
+    observeFront(ctx)
+    const admin = await bootstrap({
+      config,
+      inviteEmail: options.env['ACME_EMAIL'],
+      publicOrigin: ctx.publicOrigin,
+      db,
+      passwords: hasher,
+    })
+
+    const app = uWS.App()
+    const server = serveHttp(app, ctx, routes, options)
+    const front = serveAgents(app, ctx)
+    const listening = await listen(app, config)
+    const origin = `http://${hostOf(config)}:${listening.port}`
+    stops.push(async () => {
+      draining = true
+      uWS.us_listen_socket_close(listening.socket)
+      await leave(ctx, front, server)
+      app.close()
+    })
+    for (const line of greeting(config, origin, database.where)) say(line)
+    if (admin) for (const line of introduce(admin)) say(line)
+    return { origin, port: listening.port, ctx, front, jobs, databaseUrl: database.url, close: stopAll }
+  } catch (error) {
+    await stopAll()
+    throw error
+  }
+}
+
+/** Lets requests end, then closes the sockets; what the actors still hold is written by the shards. */
+async function leave(ctx: Context, front: Front, server: HttpServer): Promise<void> {
+  ctx.commands.release()
+  ctx.shards.broadcast({ type: 'leaving' })
+  await ctx.commands.drained()
+  front.closeAll()
+  const giveUpMs = performance.now() + limits.checkoutMsMax
+  while (server.inFlight() > 0 && performance.now() < giveUpMs) {
+    await new Promise((resolve) => setTimeout(resolve, 10))
+  }
+}
+
+function listen(
+  app: ReturnType<typeof uWS.App>,
+  config: Config,
+): Promise<{ socket: us_listen_socket; port: number }> {
+  return new Promise((resolve, reject) => {
+    // Exclusive: by default two hubs would share a port and each see half of the agents.
+    app.listen(config.host, config.port, uWS.LIBUS_LISTEN_EXCLUSIVE_PORT, (socket) => {
+      if (socket) resolve({ socket, port: uWS.us_socket_local_port(socket) })
+      else {
+        const message = `port ${config.port} on ${config.host} is taken or not allowed; set PORT to another`
+        reject(new StartError(message, 1))
+      }
+    })
+  })
+}
+
+function hostOf(config: Config): string {
+  if (config.host === '0.0.0.0' || config.host === '::') return 'localhost'
+  return config.host.includes(':') ? `[${config.host}]` : config.host
+}
+
+async function readiness(db: Database, shards: Shards, jobs: Jobs) {
+  const database = await db.query('select 1 as one').then(
+    () => 'ok',
+    () => 'PostgreSQL does not answer',
+  )
+  return {
+    database,
+    // A hub that could not migrate does not get this far.
+    migrations: 'ok',
+    shards: shards.healthy() ? 'ok' : 'a shard is behind',
+    jobs: jobs.healthy() ? 'ok' : 'the jobs thread does not answer',
+    redis: 'off',
+  }
+}
+
+function greeting(config: Config, origin: string, database: string): string[] {
+  const made = config.generated.map((name) => `${name} is kept in ${secretFile(config.dataDir, name)}`)
+  const secret = config.generated.includes('AGENT_ENROLLMENT_SECRET')
+    ? `"$(cat '${secretFile(config.dataDir, 'AGENT_ENROLLMENT_SECRET')}')"`
+    : '"$AGENT_ENROLLMENT_SECRET"'
+  return [
+    `Muster ${config.version} runs on ${origin} with ${database}`,
+    `API ${origin}/api/v1 · OpenAPI ${origin}/api/v1/openapi.json · health ${origin}/health/ready`,
+    'Enroll this machine:',
+    `  npm run -s agent -- enroll --url ${origin} --secret ${secret}`,
+    '  npm run -s agent -- run',
+    ...made,
+  ]
+}
+
+// ---- npm start -------------------------------------------------------------------------------
+
+async function main(): Promise<void> {
+  const say = (line: string) => process.stdout.write(`${line}\n`)
+  try {
+    const hub = await run({ env: process.env, say })
+    let signals = 0
+    const stop = (signal: string) => {
+      if (++signals > 1) process.exit(130)
+      say(`${signal}: stopping; once more ends it at once`)
+      void hub.close().then(() => process.exit(0), fail)
+    }
+    process.on('SIGTERM', stop)
+    process.on('SIGINT', stop)
+    // `node --expose-gc`: measuring memory needs the garbage gone, in every thread.
+    if (globalThis.gc) {
+      process.on('SIGUSR2', () => {
+        globalThis.gc?.()
+        hub.ctx.shards.broadcast({ type: 'gc' })
+      })
+    }
+  } catch (error) {
+    fail(error)
+  }
+}
+
+/** Says why in one message and exits; a stack only for what nobody expected. */
+function fail(error: unknown): void {
+  const expected = error instanceof ConfigError || error instanceof StartError || isRefusal(error)
+  const text = error instanceof Error ? (expected ? error.message : error.stack) : String(error)
+  process.stderr.write(`${withoutPasswords(text ?? '')}\n`)
+  const exitCode = error instanceof ConfigError ? 78 : isRefusal(error) ? error.exitCode : 1
+  process.exit(exitCode)
+}
+
+function isRefusal(error: unknown): error is Error & { exitCode: number } {
+  return error instanceof Error && 'exitCode' in error && typeof error.exitCode === 'number'
+}
+
+if (import.meta.main) await main()

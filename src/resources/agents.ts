@@ -1,0 +1,303 @@
+// Agents become devices here: enrollment by the global secret, a site's key, or the token of the device
+// itself. Their sockets are `../front.ts`.
+import { Type, type Static } from 'typebox'
+import { insertAudit, auditOf } from '../audit.ts'
+import { opaqueToken, sameSecret, sha256 } from '../auth.ts'
+import { bearer } from '../http_headers.ts'
+import type { Queryable } from '../db.ts'
+import { AppError } from '../errors.ts'
+import { insertEvents } from '../events.ts'
+import { newId } from '../ids.ts'
+import { limits } from '../limits.ts'
+import { invalid, route, type Call, type Context, type Route } from '../route.ts'
+
+const osNames = { linux: 'linux', darwin: 'darwin', macos: 'darwin', windows: 'windows' } as const
+const archNames = {
+  amd64: 'amd64',
+  x64: 'amd64',
+  x86_64: 'amd64',
+  arm64: 'arm64',
+  aarch64: 'arm64',
+} as const
+
+const EnrollBody = Type.Object({
+  enrollmentSecret: Type.Optional(Type.String({ maxLength: limits.credentialBytesMax })),
+  hostname: Type.String({ minLength: 1, maxLength: 255 }),
+  os: Type.Enum(Object.keys(osNames) as (keyof typeof osNames)[]),
+  arch: Type.Enum(Object.keys(archNames) as (keyof typeof archNames)[]),
+  osVersion: Type.Optional(Type.String({ maxLength: 255 })),
+  agentVersion: Type.Optional(Type.String({ maxLength: 64 })),
+  siteId: Type.Optional(Type.String({ format: 'uuid' })),
+  machineId: Type.Optional(Type.String({ minLength: 1, maxLength: 255 })),
+})
+
+const uuid = Type.String({ format: 'uuid' })
+const Enrollment = Type.Object({
+  deviceId: uuid,
+  agentToken: Type.String({ description: 'Shown once: the identity of this device.' }),
+  orgId: uuid,
+  siteId: uuid,
+  websocketUrl: Type.String(),
+  heartbeatIntervalSeconds: Type.Integer(),
+  releaseKeys: Type.Array(Type.String(), { description: 'Public keys that sign agents’ releases.' }),
+})
+
+type Body = Static<typeof EnrollBody>
+type EnrollCall = Call<undefined, undefined, Body>
+
+export const agentRoutes: Route[] = [
+  route({
+    method: 'POST',
+    path: '/agents/enroll',
+    name: 'enrollAgent',
+    tag: 'agents',
+    summary: 'Enroll a device with the enrollment secret or a site’s key',
+    may: 'public',
+    body: EnrollBody,
+    headers: ['x-enrollment-secret', 'idempotency-key', 'authorization', 'host'],
+    responses: { 201: Enrollment },
+    handle: enroll,
+  }),
+]
+
+async function enroll(ctx: Context, call: EnrollCall) {
+  const rateHeaders = ctx.rates.enroll(call.ip)
+  const secret = call.body.enrollmentSecret ?? call.header('x-enrollment-secret')
+  const token = opaqueToken('mst_')
+  let device: { id: string; orgId: string; siteId: string }
+  try {
+    device = await ctx.db.transaction((tx) => enrollDevice(ctx, tx, call, secret, token))
+  } catch (error) {
+    if (error instanceof AppError && error.code === 'INVALID_ENROLLMENT_SECRET') {
+      ctx.rates.enrollFailed(call.ip)
+    }
+    throw error
+  }
+  const body = {
+    deviceId: device.id,
+    agentToken: token,
+    orgId: device.orgId,
+    siteId: device.siteId,
+    websocketUrl: `${socketOrigin(ctx, call)}/api/v1/agents/${device.id}/ws`,
+    heartbeatIntervalSeconds: limits.heartbeatSeconds,
+    releaseKeys: [],
+  }
+  const headers = { ...rateHeaders, Location: `/api/v1/devices/${device.id}` }
+  return { status: 201, body, headers }
+}
+
+/** Where the agent's socket goes: the public address, or else the very host it enrolled at. */
+function socketOrigin(ctx: Context, call: EnrollCall): string {
+  const host = call.header('host')
+  const origin =
+    ctx.config.publicOrigin ?? (/^[\w.:[\]-]+$/.test(host) ? `http://${host}` : ctx.publicOrigin)
+  return origin.replace(/^http/, 'ws')
+}
+
+type Place = {
+  orgId: string
+  siteId: string
+  keyId: string | null
+}
+
+async function enrollDevice(
+  ctx: Context,
+  tx: Queryable,
+  call: EnrollCall,
+  secret: string,
+  token: string,
+): Promise<{ id: string; orgId: string; siteId: string }> {
+  if (secret === '') throw wrongSecret('send the enrollment secret')
+  const repeat = await findRepeat(tx, call, secret, token)
+  if (repeat) return repeat
+  const place = isGlobalSecret(ctx, secret)
+    ? await globalPlace(tx, call.body.siteId)
+    : await keyPlace(tx, secret, call.body.siteId)
+  const known = await findByToken(tx, bearer(call.header('authorization')))
+  if (known?.gone) {
+    const message = 'this device is decommissioned; enroll it anew without its old token'
+    throw new AppError('DEVICE_DECOMMISSIONED', message, { status: 403 })
+  }
+  // The proof counts inside its own organization only; elsewhere this is a new device.
+  if (known?.orgId === place.orgId) return reenroll(tx, call, known, token)
+  return insertDevice(tx, call, place, secret, token)
+}
+
+function isGlobalSecret({ config }: Context, secret: string): boolean {
+  // Both are compared always, so that time tells nothing.
+  const current = sameSecret(secret, config.enrollmentSecret)
+  const previous = sameSecret(secret, config.enrollmentSecretPrevious ?? config.enrollmentSecret)
+  return current || previous
+}
+
+/** A repeat of an enrollment whose answer was lost: the same row with a new token. */
+async function findRepeat(tx: Queryable, call: EnrollCall, secret: string, token: string) {
+  const hash = repeatHash(call, secret)
+  if (hash === null) return undefined
+  // Two repeats at once: the second waits until the first has made the row.
+  await tx.query('select pg_advisory_xact_lock(hashtextextended($1, 0))', [hash.toString('hex')])
+  const [row] = await tx.query<{ id: string; orgId: string; siteId: string }>(
+    `update devices d set token_hash = $2
+    from device_presence p
+    where p.device_id = d.id and d.enroll_key_hash = $1 and p.epoch = 0
+      and d.decommissioned_at is null and d.created_at > now() - make_interval(secs => $3)
+    returning d.id, d.org_id as "orgId", d.site_id as "siteId"`,
+    [hash, sha256(token), limits.enrollRepeatSeconds],
+  )
+  return row
+}
+
+function repeatHash(call: EnrollCall, secret: string): Buffer | null {
+  const key = call.header('idempotency-key')
+  if (key === '') return null
+  if (key.length > limits.idempotencyKeyCharsMax) {
+    throw invalid('/headers/Idempotency-Key', `may hold ${limits.idempotencyKeyCharsMax} characters`)
+  }
+  return sha256(JSON.stringify([key, secret]))
+}
+
+/** Where the global secret leads: the named site, or the one that the first start made. */
+async function globalPlace(tx: Queryable, siteId: string | undefined): Promise<Place> {
+  const [row] = await tx.query<Place & { allowed: boolean; suspended: boolean }>(
+    `select s.id as "siteId", s.org_id as "orgId", null as "keyId",
+      coalesce((o.settings ->> 'globalEnrollment')::boolean, true) as allowed,
+      o.status = 'suspended' as suspended
+    from sites s join organizations o on o.id = s.org_id
+    where $1::uuid is null or s.id = $1
+    order by s.id limit 1`,
+    [siteId ?? null],
+  )
+  if (row === undefined) throw invalid('/siteId', 'is no site of this hub')
+  if (!row.allowed) {
+    throw wrongSecret('this organization takes only its sites’ enrollment keys')
+  }
+  if (row.suspended) throw suspended()
+  return row
+}
+
+/** Where a site's key leads; its use is counted in the transaction that makes the device. */
+async function keyPlace(tx: Queryable, key: string, siteId: string | undefined): Promise<Place> {
+  const [row] = await tx.query<Place & { suspended: boolean }>(
+    `update enrollment_keys k set uses = k.uses + 1
+    from organizations o
+    where o.id = k.org_id and k.key_hash = $1 and k.revoked_at is null
+      and (k.expires_at is null or k.expires_at > now())
+      and (k.max_uses is null or k.uses < k.max_uses)
+    returning k.id as "keyId", k.site_id as "siteId", k.org_id as "orgId",
+      o.status = 'suspended' as suspended`,
+    [sha256(key)],
+  )
+  if (row === undefined) throw wrongSecret('the enrollment secret is wrong, used up or revoked')
+  if (siteId !== undefined && siteId.toLowerCase() !== row.siteId) {
+    throw invalid('/siteId', 'is another site than the one this key is for')
+  }
+  if (row.suspended) throw suspended()
+  return row
+}
+
+interface KnownDevice extends Record<string, unknown> {
+  id: string
+  orgId: string
+  siteId: string
+  gone: boolean
+}
+
+async function findByToken(tx: Queryable, token: string | undefined) {
+  if (token === undefined) return undefined
+  const [row] = await tx.query<KnownDevice>(
+    `select id, org_id as "orgId", site_id as "siteId", decommissioned_at is not null as gone
+    from devices where token_hash = $1 for update`,
+    [sha256(token)],
+  )
+  return row
+}
+
+/** The same device again, proved by its old token: new token, fresh facts, its site stays. */
+async function reenroll(tx: Queryable, call: EnrollCall, known: KnownDevice, token: string) {
+  const { body } = call
+  const { id, orgId, siteId } = known
+  await tx.query(
+    `update devices set token_hash = $2, next_token_hash = null, hostname = $3, os = $4, arch = $5,
+      os_version = $6, agent_version = $7, machine_id = coalesce($8, machine_id), updated_at = now()
+    where id = $1`,
+    [id, sha256(token), ...facts(body)],
+  )
+  await insertAudit(tx, [agentEntry(call, 'device.reenroll', known, { hostname: body.hostname })])
+  return { id, orgId, siteId }
+}
+
+async function insertDevice(
+  tx: Queryable,
+  call: EnrollCall,
+  place: Place,
+  secret: string,
+  token: string,
+) {
+  const { body } = call
+  const { orgId, siteId, keyId } = place
+  const id = newId()
+  const twins = await tx.query<{ id: string }>(
+    `select id from devices
+    where org_id = $1 and machine_id = $2 and decommissioned_at is null limit 5`,
+    [orgId, body.machineId ?? null],
+  )
+  await tx.query(
+    `insert into devices (id, org_id, site_id, token_hash, hostname, os, arch, os_version,
+      agent_version, machine_id, enroll_key_hash)
+    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
+    [id, orgId, siteId, sha256(token), ...facts(body), repeatHash(call, secret)],
+  )
+  await tx.query('insert into device_presence (device_id, org_id) values ($1, $2)', [id, orgId])
+  await insertAudit(tx, [
+    agentEntry(call, 'device.enroll', { id, orgId }, {
+      hostname: body.hostname,
+      siteId,
+      enrollmentKeyId: keyId,
+      ...(twins.length > 0 ? { sameMachineAs: twins.map((twin) => twin.id) } : {}),
+    }),
+  ])
+  const data = { deviceId: id, hostname: body.hostname, siteId }
+  await insertEvents(tx, [{ orgId, siteId, type: 'device.enrolled', data }])
+  return { id, orgId, siteId }
+}
+
+function facts(body: Body): (string | null)[] {
+  const { hostname, os, arch, osVersion, agentVersion, machineId } = body
+  return [
+    hostname,
+    osNames[os],
+    archNames[arch],
+    osVersion ?? null,
+    agentVersion ?? null,
+    machineId ?? null,
+  ]
+}
+
+function agentEntry(
+  call: EnrollCall,
+  action: string,
+  device: { id: string; orgId: string },
+  details: Record<string, unknown>,
+) {
+  const { ip, userAgent, requestId } = call
+  const entry = auditOf(
+    { ip, userAgent, requestId },
+    {
+      action,
+      resourceType: 'device',
+      resourceId: device.id,
+      deviceId: device.id,
+      orgId: device.orgId,
+      details,
+    },
+  )
+  return { ...entry, actorType: 'agent' as const, actorId: device.id }
+}
+
+function wrongSecret(message: string): AppError {
+  return new AppError('INVALID_ENROLLMENT_SECRET', message)
+}
+
+function suspended(): AppError {
+  return new AppError('ORGANIZATION_SUSPENDED', 'the organization is suspended; ask its admin')
+}

@@ -1,0 +1,21 @@
+// Every route of the hub, in the order of the API document.
+import type { Route } from '../route.ts'
+import { agentRoutes } from './agents.ts'
+import { commandRoutes } from './commands.ts'
+import { deviceRoutes } from './devices.ts'
+import { enrollmentKeyRoutes } from './enrollment_keys.ts'
+import { healthRoutes } from './health.ts'
+import { organizationRoutes } from './organizations.ts'
+import { sessionRoutes } from './session.ts'
+import { siteRoutes } from './sites.ts'
+
+export const routes: readonly Route[] = [
+  ...sessionRoutes,
+  ...deviceRoutes,
+  ...commandRoutes,
+  ...organizationRoutes,
+  ...siteRoutes,
+  ...enrollmentKeyRoutes,
+  ...agentRoutes,
+  ...healthRoutes,
+]
