@@ -39,7 +39,7 @@ afterEach(async () => {
 async function signedIn(role = 'technician'): Promise<AccessClaims & { orgId: string }> {
   const [orgId, userId, sessionId] = [newId(), newId(), newId()]
   const isPlatform = role === 'platform_admin'
-  await db.query(`insert into organizations (id, name, slug) values ($1, 'o', $1::text)`, [orgId])
+  await db.query(`insert into organizations (id, name, slug) values ($1::uuid, 'o', $1::text)`, [orgId])
   await db.query('insert into users (id, org_id, email, role) values ($1, $2, $3, $4)', [
     userId,
     isPlatform ? null : orgId,
@@ -113,7 +113,7 @@ test('a disabled user with a live token is refused at once here and, once told, 
   assert.equal(await elsewhere, claims.userId)
   await assert.rejects(async () => there.of(claims), { code: 'USER_DISABLED' })
   // Refused from the cache as well.
-  assert.throws(() => void here.of(claims), { code: 'USER_DISABLED' })
+  assert.throws(() => void there.of(claims), { code: 'USER_DISABLED' })
 })
 
 test('users of a suspended organization are refused, platform admins belong to none', async () => {
