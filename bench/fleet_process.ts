@@ -1,0 +1,117 @@
+// One process of a fleet: many simulated agents, driven by messages from fleet.ts. It ends when its
+// parent does, and holds at most what the limit of open files allows.
+import { emptyCounts, type FleetCounts } from './fleet_counts.ts'
+import { heartbeatFrames } from './heartbeat.ts'
+import { SimAgent, type Device, type Ground } from './sim_agent.ts'
+
+export type FleetRequest =
+  | { type: 'load'; devices: Device[]; host: string; port: number; sourceAddress?: string }
+  /** Opens agents `from` to `to`: at `perSecond`, or as fast as `inFlight` at a time goes. */
+  | { type: 'connect'; from: number; to: number; inFlight: number; perSecond: number }
+  /** Heartbeats in all from now on, spread evenly over the open agents; 0 is silence. */
+  | { type: 'pace'; perSecond: number }
+  | { type: 'counts' }
+  | { type: 'disconnect' }
+
+export interface FleetAnswer {
+  id: number
+  counts?: FleetCounts
+  error?: string
+}
+
+const resendMs = 10_000
+/** The finest a timer goes. At 20,000/s on two processes that is ten frames at a time from each. */
+const tickMs = 1
+
+let agents: SimAgent[] = []
+const ground: Ground = {
+  host: '',
+  port: 0,
+  sourceAddress: undefined,
+  sourcePort: 10_000,
+  counts: emptyCounts(),
+  ran: new Set(),
+  unacked: new Map(),
+}
+const pace = { perSecond: 0, sinceMs: 0, sent: 0, next: 0 }
+
+process.on('message', (request: FleetRequest & { id: number }) => {
+  carryOut(request).then(
+    (counts) => answer({ id: request.id, counts }),
+    (error: unknown) => answer({ id: request.id, error: String(error) }),
+  )
+})
+process.on('disconnect', () => process.exit(0))
+setInterval(beat, tickMs)
+setInterval(resend, 1000)
+
+async function carryOut(request: FleetRequest): Promise<FleetCounts> {
+  switch (request.type) {
+    case 'load':
+      ground.host = request.host
+      ground.port = request.port
+      ground.sourceAddress = request.sourceAddress
+      agents = request.devices.map((device) => new SimAgent(device, ground))
+      break
+    case 'connect':
+      await connectAll(agents.slice(request.from, request.to), request.inFlight, request.perSecond)
+      break
+    case 'pace':
+      Object.assign(pace, { perSecond: request.perSecond, sinceMs: performance.now(), sent: 0 })
+      break
+    case 'disconnect':
+      pace.perSecond = 0
+      for (const agent of agents) agent.disconnect()
+      ground.unacked.clear()
+      break
+    case 'counts':
+      break
+  }
+  ground.counts.unacked = ground.unacked.size
+  ground.counts.unsentBytes = agents.reduce((sum, agent) => sum + agent.unsentBytes, 0)
+  return ground.counts
+}
+
+async function connectAll(queue: SimAgent[], inFlight: number, perSecond: number): Promise<void> {
+  const startedMs = performance.now()
+  let next = 0
+  const work = async () => {
+    for (;;) {
+      const index = next++
+      const agent = queue[index]
+      if (!agent) return
+      const waitMs = perSecond > 0 ? startedMs + (index * 1000) / perSecond - performance.now() : 0
+      if (waitMs > 0) await new Promise((resolve) => setTimeout(resolve, waitMs))
+      await agent.connect()
+    }
+  }
+  await Promise.all(Array.from({ length: Math.min(inFlight, queue.length) }, work))
+}
+
+/** Open loop: sends what is due by the clock, whether or not the server keeps up. One frame, one write. */
+function beat(): void {
+  if (pace.perSecond === 0 || ground.counts.open === 0) return
+  const due = Math.floor(((performance.now() - pace.sinceMs) / 1000) * pace.perSecond) - pace.sent
+  // A process that stood still must not send one agent two frames in a row.
+  const count = Math.min(due, agents.length)
+  pace.sent += due
+  for (let i = 0; i < count; i++) {
+    const agent = agents[pace.next++ % agents.length]
+    if (!agent?.open) continue
+    agent.send(heartbeatFrames[pace.next % heartbeatFrames.length]!, 1)
+    ground.counts.heartbeats++
+  }
+}
+
+function resend(): void {
+  const before = performance.now() - resendMs
+  for (const result of ground.unacked.values()) {
+    if (result.sentMs > before || !result.agent.open) continue
+    result.sentMs = performance.now()
+    result.agent.send(result.frames, 3)
+  }
+}
+
+function answer(message: FleetAnswer): void {
+  if (process.connected) process.send?.(message)
+}

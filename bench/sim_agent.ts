@@ -1,0 +1,205 @@
+// One simulated agent: a raw socket that upgrades, takes commands and answers each at once. Cheap on
+// purpose, since the generator shares its cores with what it measures; it never reconnects by itself.
+import { connect, type Socket } from 'node:net'
+import { agentSubprotocol, type HubFrame } from '../src/protocol.ts'
+import { tally, type FleetCounts } from './fleet_counts.ts'
+import { clientFrame, jsonFrame, opcodes, readFrames } from './frames.ts'
+
+export interface Device {
+  id: string
+  token: string
+}
+
+/** What all agents of one process share. */
+export interface Ground {
+  host: string
+  port: number
+  /** A loopback address to connect from, this process's own, so that all its ports are free. */
+  sourceAddress: string | undefined
+  /** The port last connected from, see `nextPort`. */
+  sourcePort: number
+  counts: FleetCounts
+  /** Ids of commands that ran; an id runs once, whatever the hub sends. */
+  ran: Set<string>
+  /** Results by command id until the hub acknowledges their end. */
+  unacked: Map<string, { agent: SimAgent; frames: Buffer; sentMs: number }>
+}
+
+/** Every socket reads into this one: bytes are handled before the next read, the rest is copied. */
+const readBuffer = Buffer.allocUnsafe(64 * 1024)
+const nothing = Buffer.alloc(0)
+
+export class SimAgent {
+  readonly device: Device
+  readonly #ground: Ground
+  #socket: Socket | undefined
+  #rest: Buffer = nothing
+  #upgraded = false
+  #closeCode = 1006
+
+  constructor(device: Device, ground: Ground) {
+    this.device = device
+    this.#ground = ground
+  }
+
+  get open(): boolean {
+    return this.#upgraded
+  }
+
+  get unsentBytes(): number {
+    return this.#socket?.writableLength ?? 0
+  }
+
+  /** Opens the socket; true once the server upgraded it, false when it refused. */
+  connect(): Promise<boolean> {
+    const { host, port, sourceAddress } = this.#ground
+    return new Promise((resolve) => {
+      let failure = 'closed'
+      const socket = connect({
+        host,
+        port,
+        noDelay: true,
+        ...(sourceAddress
+          ? { localAddress: sourceAddress, localPort: nextPort(this.#ground) }
+          : {}),
+        onread: {
+          buffer: readBuffer,
+          callback: (count, bytes) => {
+            // The buffer was given as one, so that is what comes back.
+            this.#read((bytes as Buffer).subarray(0, count), resolve)
+            return true
+          },
+        },
+      })
+      socket.on('error', (error: NodeJS.ErrnoException) => (failure = error.code ?? error.message))
+      socket.once('close', () => {
+        this.#closed(failure)
+        resolve(false)
+      })
+      socket.write(this.#upgradeRequest())
+      this.#socket = socket
+      this.#closeCode = 1006
+      this.#rest = nothing
+    })
+  }
+
+  /** Writes bytes that hold `frames` whole frames. */
+  send(bytes: Buffer, frames: number): void {
+    this.#socket?.write(bytes)
+    this.#ground.counts.framesOut += frames
+  }
+
+  /** Ends the socket with a reset: 15,000 sockets in TIME_WAIT would starve the next round of ports. */
+  disconnect(): void {
+    const socket = this.#socket
+    if (!socket) return
+    if (this.#upgraded) this.#ground.counts.open--
+    this.#upgraded = false
+    this.#socket = undefined
+    socket.removeAllListeners('close')
+    socket.resetAndDestroy()
+  }
+
+  #upgradeRequest(): string {
+    const { host, port } = this.#ground
+    return (
+      `GET /api/v1/agents/${this.device.id}/ws HTTP/1.1\r\nHost: ${host}:${port}\r\n` +
+      'Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n' +
+      `Sec-WebSocket-Key: bXVzdGVyIGJlbmNoIGtleQ==\r\nSec-WebSocket-Protocol: ${agentSubprotocol}\r\n` +
+      `Authorization: Bearer ${this.device.token}\r\n\r\n`
+    )
+  }
+
+  #read(chunk: Buffer, settle: (upgraded: boolean) => void): void {
+    let bytes = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk])
+    if (!this.#upgraded) {
+      const end = bytes.indexOf('\r\n\r\n')
+      if (end >= 0 && this.#readAnswer(bytes.toString('latin1', 0, end))) {
+        settle(true)
+        bytes = bytes.subarray(end + 4)
+      }
+    }
+    if (this.#upgraded) bytes = readFrames(bytes, (opcode, payload) => this.#take(opcode, payload))
+    this.#rest = bytes.length === 0 ? nothing : Buffer.from(bytes)
+  }
+
+  #readAnswer(head: string): boolean {
+    const status = head.slice(9, 12)
+    this.#upgraded = status === '101'
+    if (this.#upgraded) this.#ground.counts.open++
+    else this.#socket?.destroy(Object.assign(new Error('refused'), { code: `HTTP ${status}` }))
+    return this.#upgraded
+  }
+
+  #take(opcode: number, payload: Buffer): void {
+    const { counts } = this.#ground
+    counts.framesIn++
+    if (opcode === opcodes.text) this.#takeMessage(JSON.parse(payload.toString()) as HubFrame)
+    else if (opcode === opcodes.ping) this.send(clientFrame(opcodes.pong, payload), 1)
+    else if (opcode === opcodes.close && payload.length >= 2) {
+      this.#closeCode = payload.readUInt16BE(0)
+      this.#socket?.destroy()
+    }
+  }
+
+  #takeMessage(message: HubFrame): void {
+    const { counts, unacked } = this.#ground
+    if (message.type === 'welcome') counts.welcomes++
+    else if (message.type === 'command') this.#run(message.id)
+    else if (message.type === 'ack') {
+      counts.acks++
+      unacked.delete(message.id)
+    }
+  }
+
+  /** Answers a command as an agent would whose work takes no time; a repeated id only repeats the answer. */
+  #run(id: string): void {
+    const { counts, ran, unacked } = this.#ground
+    if (ran.has(id)) counts.duplicates++
+    else {
+      ran.add(id)
+      counts.commands++
+    }
+    const frames = answerFrames(id)
+    unacked.set(id, { agent: this, frames, sentMs: performance.now() })
+    this.send(frames, 3)
+  }
+
+  #closed(failure: string): void {
+    const { counts } = this.#ground
+    if (this.#upgraded) {
+      counts.open--
+      tally(counts.closed, String(this.#closeCode))
+    } else tally(counts.refused, failure)
+    this.#upgraded = false
+    this.#socket = undefined
+  }
+}
+
+/**
+ * Ports in turn: left to the kernel, the search for a free one costs 0.2 ms once some thousand are taken,
+ * ten times what the server under test needs for the whole upgrade.
+ */
+function nextPort(ground: Ground): number {
+  ground.sourcePort = ground.sourcePort >= 65_000 ? 10_000 : ground.sourcePort + 1
+  return ground.sourcePort
+}
+
+/** delivered, started and result of one command, in one write: the agent had nothing to wait for. */
+function answerFrames(id: string): Buffer {
+  return Buffer.concat([
+    jsonFrame({ type: 'delivered', id }),
+    jsonFrame({ type: 'started', id }),
+    jsonFrame({
+      type: 'result',
+      id,
+      status: 'completed',
+      exitCode: 0,
+      stdout: ' 10:42:01 up 12 days,  3:04,  1 user,  load average: 0.10, 0.08, 0.05\n',
+      stderr: '',
+      truncated: false,
+      error: null,
+      durationMs: 3,
+    }),
+  ])
+}
