@@ -1,0 +1,66 @@
+// The rows as people and programs read them: a table, a markdown table, one JSON object.
+import type { Machine } from './machine.ts'
+import type { Row } from './rows.ts'
+
+export interface Report {
+  machine: Machine
+  /** Load average of the last minute, before the first program started and after the last ended. */
+  load: { before: number; after: number }
+  rows: Row[]
+}
+
+/** A table with aligned columns for a terminal. */
+export function renderTable(rows: readonly Row[]): string {
+  const lines = [headings, ...rows.map(cells)]
+  const widths = headings.map((_, column) => Math.max(...lines.map((line) => line[column]!.length)))
+  return lines
+    .map((line) =>
+      line
+        .map((cell, column) => pad(cell, widths[column]!, column))
+        .join('  ')
+        .trimEnd(),
+    )
+    .join('\n')
+}
+
+/** The table of bench/README.md, with the machine and its load above it. */
+export function renderMarkdown({ machine, load, rows }: Report): string {
+  const { cores, memoryGiB, cpu } = machine
+  const lines = [headings, headings.map((_, column) => (isNumeric(column) ? '---:' : '---'))]
+  lines.push(...rows.map(cells))
+  return (
+    `${cores} cores, ${memoryGiB} GiB, ${cpu}; load average ${load.before} before, ${load.after} after.\n\n` +
+    lines.map((line) => `| ${line.join(' | ')} |`).join('\n')
+  )
+}
+
+const headings = ['row', 'what', 'hub', 'limit', 'unit', 'ratio', 'goal', 'met']
+
+function cells(row: Row): string[] {
+  return [
+    row.id,
+    row.name,
+    number(row.value),
+    number(row.limit),
+    row.unit,
+    number(row.ratio),
+    row.goal ?? '',
+    row.ok === null ? '' : row.ok ? 'yes' : 'NO',
+  ]
+}
+
+/** Three significant digits, whole above a thousand: more would be noise. */
+function number(value: number | null): string {
+  if (value === null) return '–'
+  return value >= 1000
+    ? Math.round(value).toLocaleString('en-US')
+    : String(Number(value.toPrecision(3)))
+}
+
+function isNumeric(column: number): boolean {
+  return ['hub', 'limit', 'ratio'].includes(headings[column] ?? '')
+}
+
+function pad(cell: string, width: number, column: number): string {
+  return isNumeric(column) ? cell.padStart(width) : cell.padEnd(width)
+}
