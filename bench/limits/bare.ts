@@ -1,0 +1,39 @@
+// The limit of P1, P2 and P3: uWebSockets.js with one upgrade handler and a counter. No token is
+// checked, no frame parsed, nothing kept; no hub on this library can be cheaper than this.
+import { uWS } from '../../src/uws.ts'
+
+let frames = 0
+
+const app = uWS
+  .App()
+  .ws('/api/v1/agents/:deviceId/ws', {
+    idleTimeout: 120,
+    maxPayloadLength: 4 * 1024 * 1024,
+    upgrade: (res, req, context) => {
+      res.upgrade(
+        { id: req.getParameter(0) },
+        req.getHeader('sec-websocket-key'),
+        req.getHeader('sec-websocket-protocol'),
+        req.getHeader('sec-websocket-extensions'),
+        context,
+      )
+    },
+    message: () => {
+      frames++
+    },
+  })
+  .get('/health/ready', (res) => {
+    res.end('{"status":"ok"}')
+  })
+  .get('/frames', (res) => {
+    res.end(String(frames))
+  })
+  .listen(process.env['HOST'] ?? '127.0.0.1', Number(process.env['PORT']), (socket) => {
+    if (!socket) throw new Error('the port is taken')
+  })
+
+process.on('SIGUSR2', () => globalThis.gc?.())
+process.once('SIGTERM', () => {
+  app.close()
+  process.exit(0)
+})
