@@ -39,7 +39,9 @@ afterEach(async () => {
 async function signedIn(role = 'technician'): Promise<AccessClaims & { orgId: string }> {
   const [orgId, userId, sessionId] = [newId(), newId(), newId()]
   const isPlatform = role === 'platform_admin'
-  await db.query(`insert into organizations (id, name, slug) values ($1::uuid, 'o', $1::text)`, [orgId])
+  await db.query(`insert into organizations (id, name, slug) values ($1::uuid, 'o', $1::text)`, [
+    orgId,
+  ])
   await db.query('insert into users (id, org_id, email, role) values ($1, $2, $3, $4)', [
     userId,
     isPlatform ? null : orgId,
@@ -141,7 +143,9 @@ test('a revoked, ended, unknown or foreign session is an invalid token', async (
   here.forgetSession(claims.sessionId)
   await refused(claims)
   const other = await signedIn()
-  await db.query('update sessions set ends_at = now() where id = $1', [other.sessionId])
+  await db.query(`update sessions set ends_at = now() - interval '1 second' where id = $1`, [
+    other.sessionId,
+  ])
   await refused(other)
 })
 

@@ -134,10 +134,8 @@ async function update(
     throw new AppError('FORBIDDEN', 'only a platform admin may change the status')
   }
   const changed = await ctx.db.transaction((tx) => updateOrganization(tx, actor, call))
-  if (changed) {
-    ctx.identities.forgetOrganization(changed)
-    ctx.shards.organizationChanged(changed)
-  }
+  // The shards are told by it too, here and on every other node.
+  if (changed) ctx.identities.forgetOrganization(changed)
   return { status: 200, json: await getOrganization(ctx.db, actor, call.params.id) }
 }
 
