@@ -4,8 +4,8 @@
 import { closeCodes } from '../src/protocol.ts'
 import type { AgentFrame, HubFrame } from '../src/protocol.ts'
 import { plainUrl } from './address.ts'
-import { decide } from './backoff.ts'
-import type { Ending } from './backoff.ts'
+import { decide, fullJitterMs } from './backoff.ts'
+import type { Decision, Ending } from './backoff.ts'
 import { frameBytesMax, stableConnectionMs } from './limits.ts'
 import type { Log } from './log.ts'
 import { ask, errorOf } from './request.ts'
@@ -132,8 +132,10 @@ export class Connection {
   }
 
   #follow(ending: Ending, token: string): void {
-    if (isUnknownToken(ending)) this.#parts.tokens.refused(token)
-    const decision = decide(ending, this.#attempt++, Math.random())
+    const tryOther = isUnknownToken(ending) && this.#parts.tokens.refused(token)
+    const decision: Decision = tryOther
+      ? { type: 'retry', delayMs: Math.round(fullJitterMs(0, Math.random())) }
+      : decide(ending, this.#attempt++, Math.random())
     if (decision.type === 'stop') {
       this.#stopped = true
       return this.#parts.events.decommissioned()

@@ -11,12 +11,25 @@ export function cutEncoded(text: string, bytesMax: number): string {
   let bytes = 0
   let at = 0
   for (const character of text) {
-    bytes += encodedBytes(character)
+    bytes += characterBytes(character.codePointAt(0) ?? 0)
     if (bytes > bytesMax) break
     at += character.length
   }
   return text.slice(0, at)
 }
+
+// The same count as encodedBytes, without making a string per character: output may be megabytes.
+function characterBytes(code: number): number {
+  if (code < 0x20) return shortEscapes.has(code) ? 2 : 6
+  if (code === 0x22 || code === 0x5c) return 2
+  if (code < 0x80) return 1
+  if (code < 0x800) return 2
+  if (code >= 0xd800 && code <= 0xdfff) return 6 // half a pair is written as \udXXX
+  return code < 0x10000 ? 3 : 4
+}
+
+/** \b \t \n \f \r */
+const shortEscapes = new Set([0x08, 0x09, 0x0a, 0x0c, 0x0d])
 
 /** Text collected from chunks of bytes, up to a bound; what comes after the cut is not kept. */
 export class BoundedText {

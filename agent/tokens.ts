@@ -35,8 +35,13 @@ export class TokenStore {
     return true
   }
 
-  /** The hub did not know this token: the other one, if there is one, is tried next. */
-  refused(token: string): void {
-    if (this.#tokens.next !== null) this.#nextRefused = token === this.#tokens.next
+  /**
+   * The hub did not know this token: the other one, if there is one, is tried next. True when that
+   * is the proven one, which is worth an early try.
+   */
+  refused(token: string): boolean {
+    if (this.#tokens.next === null) return false
+    this.#nextRefused = token === this.#tokens.next
+    return this.#nextRefused
   }
 }

@@ -15,6 +15,8 @@ export interface Peer {
   token: string
   subprotocol: string
   frames: AgentFrame[]
+  /** Whether an older socket was still open when this one came. */
+  overlapped: boolean
   /** The close code, once closed. */
   closed: number | null
   send(frame: HubFrame): void
@@ -107,6 +109,7 @@ export async function startFakeHub() {
       token: tokenOf(request),
       subprotocol: socket.protocol,
       frames: [],
+      overlapped: peers.some(({ closed }) => closed === null),
       closed: null,
       send: (frame) => socket.send(JSON.stringify(frame)),
     }
