@@ -9,6 +9,9 @@ import type { ResultFrame, AgentMetrics, AlertFrame, InventoryFrame } from '../s
  */
 export type Stage = 'pending' | 'sending' | 'sent' | 'delivered' | 'running' | 'ending'
 
+/** The stages that the world outside the actor knows. */
+export type WorldStage = Exclude<Stage, 'sending' | 'ending'>
+
 export interface OpenCommand extends CommandMessage {
   stage: Stage
   attempts: number
@@ -17,6 +20,8 @@ export interface OpenCommand extends CommandMessage {
   cancelRequested: boolean
   /** The agent sent a result that waits for its ack. */
   reported: boolean
+  /** A result that came while the hub's own end was being committed. */
+  late: ResultFrame | null
 }
 
 /** Timings an actor needs; in milliseconds. */
@@ -45,13 +50,17 @@ export interface Device {
   commands: OpenCommand[] | null
   /** What arrived while the queue was being loaded; null once it is. */
   held: DeviceMessage[] | null
+  /** Wall clock (ms) at which the claim was committed. */
+  claimedMs: number
 }
 
 export type DeviceMessage =
-  | { type: 'claimed'; epoch: number; commands: OpenCommand[] }
+  | { type: 'claimed'; epoch: number; atMs: number; commands: OpenCommand[] }
   | { type: 'frame'; frame: AgentFrame }
   | { type: 'sent'; id: string }
   | { type: 'command'; command: CommandMessage }
+  /** PostgreSQL was asked: this command is open. */
+  | { type: 'checked'; command: CommandMessage }
   | { type: 'cancel'; id: string; ask: number }
   /** The store committed this command's end, whoever brought it. */
   | { type: 'committed'; id: string }
@@ -82,11 +91,14 @@ export type Effect =
   | { type: 'offline' }
   /** Presence lives: lastSeenAt and the metrics since the last flush. */
   | { type: 'seen'; metrics: AgentMetrics | null; agentVersion: string | null }
-  | { type: 'progress'; command: OpenCommand }
+  /** `stage` as it is now: the command may have moved on when this is carried out. */
+  | { type: 'progress'; command: OpenCommand; stage: WorldStage }
   | { type: 'end'; command: OpenCommand; end: End }
   /** A result for an id that is not open here: foreign, unknown or ended. */
   | { type: 'stray'; frame: ResultFrame }
   | { type: 'answer'; ask: number; value: CancelAnswer }
+  /** Ask PostgreSQL whether this command is open, and tell with `checked` when it is. */
+  | { type: 'check'; id: string }
   | { type: 'inventory'; frame: InventoryFrame }
   | { type: 'alert'; frame: AlertFrame }
 
@@ -111,6 +123,7 @@ export function openDevice(
     resumed: socket.resumed,
     commands: null,
     held: [],
+    claimedMs: 0,
   }
 }
 
@@ -128,7 +141,9 @@ export function step(device: Device, message: DeviceMessage, nowMs: number, rule
     case 'sent':
       return sent(device, message.id)
     case 'command':
-      return accept(device, message.command, nowMs)
+      return accept(device, message.command, nowMs, false)
+    case 'checked':
+      return accept(device, message.command, nowMs, true)
     case 'cancel':
       return cancel(device, message.id, message.ask)
     case 'committed':
@@ -161,24 +176,22 @@ function stepLoading(
   }
   const held = device.held ?? []
   device.held = null
-  device.epoch = message.epoch
   device.commands = message.commands.length === 0 ? null : message.commands
+  device.claimedMs = message.atMs
+  for (const command of device.commands ?? []) {
+    // Nobody knows whether that frame arrived: it goes out again, and the agent drops an id it has.
+    if (command.stage === 'sent') command.stage = 'pending'
+  }
   const effects: Effect[] = device.resumed ? [] : [{ type: 'welcome' }]
-  for (const command of device.commands ?? []) effects.push(...resume(command))
+  // Before the epoch is set, so that nothing is sent whose result is among what was held.
   for (const earlier of held) effects.push(...step(device, earlier, nowMs, rules))
+  device.epoch = message.epoch
+  for (const { id, stage, cancelRequested } of device.commands ?? []) {
+    const running = stage === 'delivered' || stage === 'running'
+    if (cancelRequested && running) effects.push({ type: 'cancel', id })
+  }
   effects.push(...next(device))
   return effects
-}
-
-/** A command as PostgreSQL remembers it, on a new connection. */
-function resume(command: OpenCommand): Effect[] {
-  if (command.stage === 'sent') {
-    // Nobody knows whether that frame arrived: the agent drops an id it has.
-    command.stage = 'pending'
-  }
-  if (!command.cancelRequested) return []
-  if (command.stage === 'pending') return [endNow(command, 'cancelled', 'cancelled before it was sent')]
-  return [{ type: 'cancel', id: command.id }]
 }
 
 function frame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules): Effect[] {
@@ -208,7 +221,7 @@ function sent(device: Device, id: string): Effect[] {
   if (command?.stage !== 'sending') return []
   command.stage = 'sent'
   command.attempts++
-  return [{ type: 'progress', command }]
+  return [{ type: 'progress', command, stage: 'sent' }]
 }
 
 function delivered(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
@@ -218,7 +231,7 @@ function delivered(device: Device, id: string, nowMs: number, rules: Rules): Eff
   if (command.stage === 'sending') command.attempts++
   command.stage = 'delivered'
   command.dueMs = runDeadline(command, nowMs, rules)
-  return [{ type: 'progress', command }]
+  return [{ type: 'progress', command, stage: 'delivered' }]
 }
 
 function started(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
@@ -227,7 +240,7 @@ function started(device: Device, id: string, nowMs: number, rules: Rules): Effec
   if (command.stage === 'sending') command.attempts++
   command.stage = 'running'
   command.dueMs = runDeadline(command, nowMs, rules)
-  return [{ type: 'progress', command }]
+  return [{ type: 'progress', command, stage: 'running' }]
 }
 
 function runDeadline(command: OpenCommand, nowMs: number, rules: Rules): number {
@@ -239,8 +252,11 @@ function result(device: Device, frame: ResultFrame): Effect[] {
   const command = find(device, frame.id)
   if (command === undefined) return [{ type: 'stray', frame }]
   // A repeat while the first is being committed: the commit acks both. But where the hub ended the
-  // command itself, this is a late result.
-  if (command.stage === 'ending') return command.reported ? [] : [{ type: 'stray', frame }]
+  // command itself, this is a late result, looked at once that end is committed.
+  if (command.stage === 'ending') {
+    if (!command.reported) command.late = frame
+    return []
+  }
   if (command.stage === 'sending') command.attempts++
   command.stage = 'ending'
   command.reported = true
@@ -255,8 +271,15 @@ function endOf(status: ResultFrame['status'], exitCode: number | null | undefine
 }
 
 /** Accepted and committed; told after the commit, so the loaded queue may hold it already. */
-function accept(device: Device, message: CommandMessage, nowMs: number): Effect[] {
+function accept(
+  device: Device,
+  message: CommandMessage,
+  nowMs: number,
+  checked: boolean,
+): Effect[] {
   if (find(device, message.id) !== undefined) return []
+  // Committed around the claim, told after it: it may have been loaded, carried out and ended since.
+  if (!checked && message.createdMs <= device.claimedMs) return [{ type: 'check', id: message.id }]
   const command: OpenCommand = {
     ...message,
     stage: 'pending',
@@ -264,6 +287,7 @@ function accept(device: Device, message: CommandMessage, nowMs: number): Effect[
     dueMs: nowMs + (message.expiresMs - message.createdMs),
     cancelRequested: false,
     reported: false,
+    late: null,
   }
   device.commands ??= []
   // Two commits may be told out of order; ids are in the order of acceptance.
@@ -283,7 +307,9 @@ function next(device: Device): Effect[] {
   let free = true
   for (const command of device.commands) {
     const waits = command.stage === 'pending'
-    if (waits && (command.concurrent || free)) {
+    if (waits && command.cancelRequested) {
+      effects.push(endNow(command, 'cancelled', 'cancelled before it was sent'))
+    } else if (waits && (command.concurrent || free)) {
       command.stage = 'sending'
       effects.push({ type: 'send', command })
     }
@@ -311,9 +337,12 @@ function cancel(device: Device, id: string, ask: number): Effect[] {
 }
 
 function committed(device: Device, id: string): Effect[] {
-  const reported = find(device, id)?.reported === true
+  const command = find(device, id)
   remove(device, id)
-  return [...(reported ? [{ type: 'ack', id } as const] : []), ...next(device)]
+  const effects = next(device)
+  if (command?.reported) effects.unshift({ type: 'ack', id })
+  else if (command?.late) effects.unshift({ type: 'stray', frame: command.late })
+  return effects
 }
 
 /** A sweep or an operator ended it in PostgreSQL; an agent that has it should stop. */
@@ -321,8 +350,12 @@ function endedElsewhere(device: Device, id: string): Effect[] {
   const command = find(device, id)
   if (command === undefined) return []
   const stop = command.stage !== 'pending' && command.stage !== 'ending'
+  const late = command.late
   remove(device, id)
-  return [...(stop ? [{ type: 'cancel', id } as const] : []), ...next(device)]
+  const effects = next(device)
+  if (stop) effects.unshift({ type: 'cancel', id })
+  else if (late) effects.unshift({ type: 'stray', frame: late })
+  return effects
 }
 
 function closed(device: Device): Effect[] {
@@ -331,7 +364,7 @@ function closed(device: Device): Effect[] {
     // `sending` never reached the world's view; `sent` goes back to pending there too.
     if (command.stage !== 'sent') continue
     command.stage = 'pending'
-    effects.push({ type: 'progress', command })
+    effects.push({ type: 'progress', command, stage: 'pending' })
   }
   effects.push({ type: 'offline' })
   return effects

@@ -22,8 +22,10 @@ import {
   type Device,
   type DeviceMessage,
   type Effect,
+  type End,
   type OpenCommand,
   type Rules,
+  type WorldStage,
 } from './device.ts'
 import { jsonOf, readFrame } from './frames.ts'
 import { Observations } from './observations.ts'
@@ -70,6 +72,12 @@ const store = new Store(db, data.nodeId, {
   },
   onCommands: (outcomes) => {
     onCommands(outcomes)
+    flush()
+  },
+  onChecked: (checked) => {
+    for (const { deviceId, command } of checked) {
+      tell(byId.get(deviceId), { type: 'checked', command: openCommand(command) })
+    }
     flush()
   },
   onStrays: (strays) => {
@@ -302,18 +310,13 @@ function apply(device: Device, effect: Effect): void {
         agentVersion: effect.agentVersion,
       })
     case 'progress':
-      return writeState(device, effect.command)
+      return writeState(device, effect.command, effect.stage)
     case 'end':
-      return store.commands.push({
-        ...times(effect.command, null),
-        deviceId: device.id,
-        epoch: device.epoch,
-        status: effect.end.status,
-        result: endJson(effect.end),
-        completedMs: nowMs,
-      })
+      return writeEnd(device, effect)
     case 'stray':
       return onStray(device, effect)
+    case 'check':
+      return store.check(device.id, effect.id)
     case 'inventory':
       return onInventory(device, effect)
     case 'answer':
@@ -335,33 +338,41 @@ function onInventory(device: Device, { frame }: Extract<Effect, { type: 'invento
   if (json !== null) store.inventory(device.id, json)
 }
 
-function writeState(device: Device, command: OpenCommand): void {
-  // `sending` and `ending` are the actor's own; the world sees what was before.
-  if (command.stage === 'sending' || command.stage === 'ending') return
-  if (command.stage === 'delivered') observed.delivered(nowMs - command.createdMs)
+function writeState(device: Device, command: OpenCommand, stage: WorldStage): void {
+  if (stage === 'delivered') observed.delivered(nowMs - command.createdMs)
+  const atMs = nowMs
   store.commands.push({
-    ...times(command, nowMs),
+    id: command.id,
+    attempts: command.attempts,
+    createdMs: command.createdMs,
+    sentMs: stage === 'sent' ? atMs : null,
+    deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
+    startedMs: stage === 'running' ? atMs : null,
     deviceId: device.id,
     epoch: device.epoch,
-    status: command.stage,
+    status: stage,
     result: null,
     completedMs: null,
   })
 }
 
-function times(command: OpenCommand, atMs: number | null) {
-  const { id, attempts, createdMs, stage } = command
-  return {
-    id,
-    attempts,
-    createdMs,
-    sentMs: stage === 'sent' ? atMs : null,
-    deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
-    startedMs: stage === 'running' ? atMs : null,
-  }
+function writeEnd(device: Device, { command, end }: Extract<Effect, { type: 'end' }>): void {
+  store.commands.push({
+    id: command.id,
+    attempts: command.attempts,
+    createdMs: command.createdMs,
+    sentMs: null,
+    deliveredMs: null,
+    startedMs: null,
+    deviceId: device.id,
+    epoch: device.epoch,
+    status: end.status,
+    result: endJson(end),
+    completedMs: nowMs,
+  })
 }
 
-function endJson(end: Extract<Effect, { type: 'end' }>['end']): string {
+function endJson(end: End): string {
   const { status: _status, ...result } = end
   return jsonOf(result) ?? '{"error":"the result nests too deeply to be stored"}'
 }
@@ -398,7 +409,7 @@ function onClaimed({ claim, epoch, commands }: Claimed): void {
     return
   }
   if (epoch === 0) return closeDevice(device, closeCodes.decommissioned, 'decommissioned')
-  run(device, { type: 'claimed', epoch, commands: commands.map(openCommand) })
+  run(device, { type: 'claimed', epoch, atMs: Date.now(), commands: commands.map(openCommand) })
 }
 
 function openCommand(stored: StoredCommand): OpenCommand {
@@ -415,6 +426,7 @@ function openCommand(stored: StoredCommand): OpenCommand {
     // Its result may be waiting on the device since before we came back: let it arrive first.
     dueMs: (runs === null ? due : Math.max(due, nowMs + rules.timeoutGraceMs)) - stalledMs,
     reported: false,
+    late: null,
   }
 }
 

@@ -1,6 +1,21 @@
 // The statements of the write-behind store: many rows each, epochs checked inside, events beside the
 // change they tell of. PostgreSQL 15 and newer.
 
+// An open command as an actor takes it; `o` is the row.
+const storedCommand = `json_build_object(
+    'id', o.id, 'action', o.action, 'payload', o.payload::text, 'status', o.status,
+    'attempts', o.attempts, 'timeoutSeconds', o.timeout_seconds,
+    'createdMs', floor(extract(epoch from o.created_at) * 1000),
+    'expiresMs', floor(extract(epoch from o.expires_at) * 1000),
+    'deliveredMs', floor(extract(epoch from o.delivered_at) * 1000),
+    'startedMs', floor(extract(epoch from o.started_at) * 1000),
+    'cancelRequested', o.cancel_requested_at is not null)`
+
+/** Of these commands, those that are open. $1 ids */
+export const checkSql = `
+select o.device_id as "deviceId", ${storedCommand} as command
+from commands o where o.id = any($1::uuid[]) and o.completed_at is null`
+
 /**
  * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks.
  * Returns the device's open commands as the same snapshot sees them.
@@ -34,14 +49,7 @@ with i as (
   where c.was <> 'online'
 )
 select c.device_id as id, c.epoch::text as epoch, (
-  select json_agg(json_build_object(
-    'id', o.id, 'action', o.action, 'payload', o.payload::text, 'status', o.status,
-    'attempts', o.attempts, 'timeoutSeconds', o.timeout_seconds,
-    'createdMs', floor(extract(epoch from o.created_at) * 1000),
-    'expiresMs', floor(extract(epoch from o.expires_at) * 1000),
-    'deliveredMs', floor(extract(epoch from o.delivered_at) * 1000),
-    'startedMs', floor(extract(epoch from o.started_at) * 1000),
-    'cancelRequested', o.cancel_requested_at is not null) order by o.id)
+  select json_agg(${storedCommand} order by o.id)
   from commands o
   where o.device_id = c.device_id and o.completed_at is null
     and o.id >= uuid7_floor(now() - make_interval(days => $6))

@@ -6,7 +6,7 @@ import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import type { AgentMetrics, ResultFrame } from '../src/protocol.ts'
 import { CommandWrites, type CommandOutcome } from './command_writes.ts'
-import { claimSql, inventorySql, offlineSql, seenSql, straySql } from './statements.ts'
+import { checkSql, claimSql, inventorySql, offlineSql, seenSql, straySql } from './statements.ts'
 import { persist } from './persist.ts'
 
 /** A command as the claim finds it in PostgreSQL; times in ms since 1970. */
@@ -49,6 +49,8 @@ export interface Seen {
 export interface StoreEvents {
   onClaimed(claimed: Claimed[]): void
   onCommands(outcomes: CommandOutcome[]): void
+  /** Of the commands asked for, those that are open. */
+  onChecked(checked: { deviceId: string; command: StoredCommand }[]): void
   /** Results of ids that were not open: they are dealt with and may be acked. */
   onStrays(strays: { deviceId: string; id: string }[]): void
   /** These connections write no more: a newer one of the device took over. */
@@ -60,6 +62,11 @@ export interface StoreEvents {
 interface Offline {
   deviceId: string
   epoch: number
+}
+
+interface Check {
+  deviceId: string
+  id: string
 }
 
 interface Inventory {
@@ -80,6 +87,7 @@ export class Store {
   private readonly sightings: Batcher<Seen>
   private readonly inventories: Batcher<Inventory>
   private readonly strays: Batcher<Stray>
+  private readonly checks: Batcher<Check>
   private readonly stop = new AbortController()
   private readonly db: Database
   private readonly nodeId: string
@@ -97,6 +105,7 @@ export class Store {
     this.inventories = this.lane('inventory', (items) => this.writeInventories(items), 100, {
       bytesOf: (item) => item.json.length,
     })
+    this.checks = this.lane('check', (items) => this.readChecks(items))
     this.strays = this.lane('stray', (items) => this.writeStrays(items), 0, {
       bytesOf: ({ frame }) => (frame.stdout?.length ?? 0) + (frame.stderr?.length ?? 0) + 512,
     })
@@ -117,6 +126,11 @@ export class Store {
   inventory(deviceId: string, json: string): void {
     // Full: the agent sends it again with its next connection.
     this.inventories.push({ deviceId, json })
+  }
+
+  /** Asks whether a command is open. */
+  check(deviceId: string, id: string): void {
+    this.checks.push({ deviceId, id })
   }
 
   /** A result for an id that is not open; when refused here, the agent sends it again in 10 s. */
@@ -141,7 +155,7 @@ export class Store {
 
   /** Resolves when everything handed over so far is committed. */
   async drained(): Promise<void> {
-    const lanes = [this.claims, this.offlines, this.sightings, this.inventories, this.strays]
+    const lanes = [this.claims, this.offlines, this.sightings, this.inventories, this.strays, this.checks]
     await Promise.all([this.commands.drained(), ...lanes.map((lane) => lane.drained())])
   }
 
@@ -229,6 +243,13 @@ export class Store {
       plainArray(latest.map((item) => item.deviceId)),
       textArray(latest.map((item) => item.json)),
     ])
+  }
+
+  private async readChecks(items: Check[]): Promise<void> {
+    const rows = await this.db.query<{ deviceId: string; command: StoredCommand }>(checkSql, [
+      plainArray(items.map((item) => item.id)),
+    ])
+    this.events.onChecked(rows)
   }
 
   private async writeStrays(items: Stray[]): Promise<void> {

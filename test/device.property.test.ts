@@ -1,0 +1,315 @@
+// The actor against a small world of its own: a PostgreSQL of one map, an agent that runs an id once, and
+// a front that may lose a socket at any point. Whatever the order of events, the invariants hold.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import fc from 'fast-check'
+import {
+  openDevice,
+  step,
+  type Device,
+  type DeviceMessage,
+  type Effect,
+  type End,
+  type OpenCommand,
+} from '../workers/device.ts'
+import type { AgentFrame, ResultStatus } from '../src/protocol.ts'
+
+const rules = { heartbeatTimeoutMs: 75_000, timeoutGraceMs: 30_000, presenceFlushMs: 60_000 }
+
+interface Stored {
+  command: OpenCommand
+  ends: number
+  status: string
+  cancelRequested: boolean
+}
+
+interface Write {
+  epoch: number
+  id: string
+  end: End | null
+  stage: string
+  attempts: number
+}
+
+/** Everything around the actor, kept as simple as it can be. */
+class World {
+  nowMs = 1_000_000
+  conn = 0
+  epoch = 0
+  connected = false
+  device: Device | undefined
+  /** The snapshot of a claim under way, or null. */
+  claiming: Stored[] | null = null
+  readonly rows = new Map<string, Stored>()
+  /** Told commits on their way to the actor, in any order. */
+  told: string[] = []
+  /** Frames at the front that are not confirmed as written. */
+  atFront: { conn: number; id: string }[] = []
+  /** The agent: ids it holds, how often it ran each, results it has not seen acked. */
+  readonly agentHas = new Set<string>()
+  readonly runs = new Map<string, number>()
+  readonly unacked = new Map<string, ResultStatus>()
+  writes: Write[] = []
+  accepted = 0
+
+  accept(concurrent: boolean): void {
+    const id = String(++this.accepted).padStart(6, '0')
+    const command: OpenCommand = {
+      id,
+      action: 'run_command',
+      payload: '{}',
+      timeoutSeconds: 10,
+      createdMs: this.nowMs,
+      expiresMs: this.nowMs + 600_000,
+      concurrent,
+      stage: 'pending',
+      attempts: 0,
+      dueMs: this.nowMs + 600_000,
+      cancelRequested: false,
+      reported: false,
+      late: null,
+    }
+    this.rows.set(id, { command, ends: 0, status: 'pending', cancelRequested: false })
+    this.told.push(id)
+  }
+
+  connect(resumed: boolean): void {
+    this.conn++
+    this.connected = true
+    this.device = openDevice(
+      { deviceId: 'd', orgId: 'o', conn: this.conn, resumed },
+      this.nowMs,
+      this.nowMs + 60_000,
+    )
+    this.claiming = []
+  }
+
+  /** The claim commits: its snapshot is what the rows hold at this very moment. */
+  claim(): void {
+    if (this.claiming === null || this.device === undefined) return
+    this.claiming = null
+    this.epoch++
+    const open = [...this.rows.values()].filter((row) => row.ends === 0)
+    const commands = open.map((row) => ({
+      ...row.command,
+      stage: row.status as OpenCommand['stage'],
+      cancelRequested: row.cancelRequested,
+      reported: false,
+      late: null,
+    }))
+    this.run({ type: 'claimed', epoch: this.epoch, atMs: this.nowMs, commands })
+  }
+
+  close(): void {
+    if (!this.connected || this.device === undefined) return
+    this.connected = false
+    this.run({ type: 'closed' })
+    this.device = undefined
+    this.claiming = null
+  }
+
+  /** The shard thread dies: what it held and had not written is gone; the socket stays. */
+  crash(): void {
+    this.writes = []
+    this.told = this.told.filter(() => false)
+    if (!this.connected) return
+    const conn = this.conn
+    this.connect(true)
+    this.conn = conn
+    if (this.device) this.device.conn = conn
+  }
+
+  tellNext(index: number): void {
+    const [id] = this.told.splice(index % Math.max(1, this.told.length), 1)
+    const row = id === undefined ? undefined : this.rows.get(id)
+    if (row !== undefined) this.run({ type: 'command', command: row.command })
+  }
+
+  frontWrites(): void {
+    const frame = this.atFront.shift()
+    if (frame === undefined || frame.conn !== this.conn || !this.connected) return
+    this.run({ type: 'sent', id: frame.id })
+    this.agentHas.add(frame.id)
+  }
+
+  agentSays(kind: 'delivered' | 'started' | 'result', index: number, status: ResultStatus): void {
+    const ids = [...this.agentHas]
+    const id = ids[index % Math.max(1, ids.length)]
+    if (!this.connected || id === undefined) return
+    if (kind === 'result' && !this.runs.has(id)) {
+      this.runs.set(id, 1)
+      this.unacked.set(id, status)
+    }
+    const held = this.unacked.get(id)
+    if (kind === 'result' && held === undefined) return
+    const frame: AgentFrame =
+      kind === 'result' ? { type: 'result', id, status: held ?? status } : { type: kind, id }
+    this.run({ type: 'frame', frame })
+  }
+
+  cancel(index: number): void {
+    const ids = [...this.rows.keys()]
+    const id = ids[index % Math.max(1, ids.length)]
+    if (id === undefined) return
+    const row = this.rows.get(id)
+    if (row === undefined || row.ends > 0) return
+    row.cancelRequested = true
+    if (this.device) this.run({ type: 'cancel', id, ask: 1 })
+  }
+
+  commit(): void {
+    const write = this.writes.shift()
+    if (write === undefined) return
+    const row = this.rows.get(write.id)
+    assert.ok(row)
+    if (write.epoch !== this.epoch) return
+    if (row.ends === 0) {
+      row.command.attempts = Math.max(row.command.attempts, write.attempts)
+      row.status = write.end?.status ?? write.stage
+      if (write.end !== null) row.ends++
+    }
+    if (write.end !== null && this.device?.epoch === write.epoch) {
+      this.run({ type: 'committed', id: write.id })
+    }
+  }
+
+  tick(ms: number): void {
+    this.nowMs += ms
+    if (this.device) this.run({ type: 'tick' })
+  }
+
+  run(message: DeviceMessage): void {
+    const { device } = this
+    if (device === undefined) return
+    for (const effect of step(device, message, this.nowMs, rules)) this.apply(device, effect, message)
+  }
+
+  apply(device: Device, effect: Effect, cause: DeviceMessage): void {
+    switch (effect.type) {
+      case 'send': {
+        this.mayBeSent(effect.command)
+        this.atFront.push({ conn: device.conn, id: effect.command.id })
+        return
+      }
+      case 'progress': {
+        const { id, attempts } = effect.command
+        const { stage } = effect
+        if (stage === 'sent') assert.equal(cause.type, 'sent', 'sent without a written frame')
+        this.writes.push({ epoch: device.epoch, id, end: null, stage, attempts })
+        return
+      }
+      case 'end': {
+        const { id, attempts } = effect.command
+        const twice = this.writes.some((write) => write.id === id && write.end && write.epoch === device.epoch)
+        assert.ok(!twice, 'two ends of one command on one connection')
+        this.writes.push({ epoch: device.epoch, id, end: effect.end, stage: '', attempts })
+        return
+      }
+      case 'ack': {
+        const row = this.rows.get(effect.id)
+        assert.ok(row && row.ends === 1, 'acked before the end was committed')
+        this.unacked.delete(effect.id)
+        return
+      }
+      case 'stray':
+        // The store looks it up, keeps it as a late result, and acks.
+        assert.equal(this.rows.get(effect.frame.id)?.ends ?? 1, 1, 'an open command taken for a stray')
+        this.unacked.delete(effect.frame.id)
+        return
+      case 'check': {
+        const row = this.rows.get(effect.id)
+        if (row?.ends === 0) this.run({ type: 'checked', command: row.command })
+        return
+      }
+      case 'close':
+        this.close()
+        return
+      case 'offline':
+        assert.equal(this.connected, false)
+        return
+      default:
+        return
+    }
+  }
+
+  /** FIFO: every earlier command that is not concurrent has its end in PostgreSQL. */
+  mayBeSent(command: OpenCommand): void {
+    assert.ok(this.claiming === null, 'sent before the claim was committed')
+    if (command.concurrent) return
+    for (const [id, row] of this.rows) {
+      if (id >= command.id || row.command.concurrent || this.told.includes(id)) continue
+      assert.equal(row.ends, 1, `${command.id} was sent while ${id} is open`)
+    }
+  }
+
+  /** Lets everything come to rest with an agent that works. */
+  settle(): void {
+    if (!this.connected) this.connect(false)
+    for (let round = 0; round < 20_000; round++) {
+      this.claim()
+      while (this.told.length > 0) this.tellNext(0)
+      while (this.writes.length > 0) this.commit()
+      while (this.atFront.length > 0) this.frontWrites()
+      for (let index = 0; index < this.agentHas.size; index++) this.agentSays('result', index, 'completed')
+      while (this.writes.length > 0) this.commit()
+      if (!this.connected) this.connect(false)
+      if ([...this.rows.values()].every((row) => row.ends === 1)) return
+      // An agent that lost nothing may still hold an id it was asked to cancel.
+      if (this.device) this.device.heardMs = this.nowMs
+      this.tick(1000)
+    }
+    assert.fail('a command never ended')
+  }
+}
+
+const steps = fc.oneof(
+  { weight: 4, arbitrary: fc.record({ do: fc.constant('accept' as const), concurrent: fc.boolean() }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant('connect' as const) }) },
+  { weight: 4, arbitrary: fc.record({ do: fc.constant('claim' as const) }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant('close' as const) }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant('crash' as const) }) },
+  { weight: 6, arbitrary: fc.record({ do: fc.constant('tell' as const), index: fc.nat(5) }) },
+  { weight: 6, arbitrary: fc.record({ do: fc.constant('front' as const) }) },
+  {
+    weight: 8,
+    arbitrary: fc.record({
+      do: fc.constant('agent' as const),
+      kind: fc.constantFrom('delivered' as const, 'started' as const, 'result' as const),
+      index: fc.nat(10),
+      status: fc.constantFrom('completed' as const, 'failed' as const, 'cancelled' as const),
+    }),
+  },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant('cancel' as const), index: fc.nat(10) }) },
+  { weight: 6, arbitrary: fc.record({ do: fc.constant('commit' as const) }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant('tick' as const), ms: fc.nat(50_000) }) },
+)
+
+test('any interleaving keeps one end per command, FIFO, honest states and a bounded actor', () => {
+  fc.assert(
+    fc.property(fc.array(steps, { maxLength: 120, size: 'max' }), (plan) => {
+      const world = new World()
+      for (const event of plan) {
+        if (event.do === 'accept') world.accept(event.concurrent)
+        else if (event.do === 'connect') world.connect(false)
+        else if (event.do === 'claim') world.claim()
+        else if (event.do === 'close') world.close()
+        else if (event.do === 'crash') world.crash()
+        else if (event.do === 'tell') world.tellNext(event.index)
+        else if (event.do === 'front') world.frontWrites()
+        else if (event.do === 'agent') world.agentSays(event.kind, event.index, event.status)
+        else if (event.do === 'cancel') world.cancel(event.index)
+        else if (event.do === 'commit') world.commit()
+        else world.tick(event.ms)
+        const open = [...world.rows.values()].filter((row) => row.ends === 0).length
+        assert.ok((world.device?.commands?.length ?? 0) <= world.rows.size)
+        assert.ok((world.device?.held?.length ?? 0) <= plan.length)
+        assert.ok(open <= world.rows.size)
+      }
+      world.settle()
+      for (const [id, row] of world.rows) assert.equal(row.ends, 1, `${id} ended ${row.ends} times`)
+      for (const [id, runs] of world.runs) assert.equal(runs, 1, `${id} ran ${runs} times`)
+      assert.equal(world.device?.commands ?? null, null, 'an ended command stays in memory')
+    }),
+    { numRuns: Number(process.env['PROPERTY_RUNS'] ?? 2000) },
+  )
+})
