@@ -1,37 +1,28 @@
-// Carries commands from the durable inbox to the durable outbox. Every id runs once: it is on disk
-// before it is reported `delivered`, its start before it runs, its end before it is sent.
+// Carries commands from the durable inbox to the outbox. Every id runs once: it is on disk before it
+// is reported `delivered`, its start before it runs, its end before it is sent.
 
-import type { AgentFrame, ResultFrame } from '../src/protocol.ts'
+import { performance } from 'node:perf_hooks'
+import type { ResultFrame } from '../src/protocol.ts'
 import { PayloadError } from './action.ts'
 import type { Action, ActionContext, ActionOutcome, AgentControl, StopReason } from './action.ts'
 import { describe } from './errors.ts'
 import type { CommandFrame } from './frames.ts'
 import type { Journal } from './journal.ts'
-import { briefResult } from './ledger.ts'
-import type { Entry, JournalRecord } from './ledger.ts'
+import type { Entry } from './ledger.ts'
 import {
-  ackWaitMs,
   concurrentRunsMax,
   inboxCommandsMax,
   killGiveUpMs,
   killGraceMs,
-  outboxBytesMax,
   progressBacklogBytesMax,
-  resendBacklogBytesMax,
-  resendIntervalMs,
-  resendJitter,
 } from './limits.ts'
 import type { Log } from './log.ts'
+import { Outbox } from './outbox.ts'
+import type { Outlet } from './outbox.ts'
 import { killLeftover, startTimeOf } from './processes.ts'
 import { Progress } from './progress.ts'
-import { makeResult, withoutOutput } from './result.ts'
+import { makeResult } from './result.ts'
 import type { State } from './state.ts'
-
-/** The way to the hub; `send` answers whether there was one. */
-export interface Outlet {
-  send(frame: AgentFrame): boolean
-  readonly backlogBytes: number
-}
 
 export interface CommandsParts {
   journal: Journal
@@ -51,97 +42,79 @@ interface Lane {
 
 export class Commands {
   readonly #parts: CommandsParts
+  readonly #outbox: Outbox
   readonly #serial: Lane = { runsMax: 1, runs: 0, queue: [] }
   readonly #concurrent: Lane = { runsMax: concurrentRunsMax, runs: 0, queue: [] }
-  /** What the ledger says of these ids is not yet on disk, so the hub must not hear it. */
-  readonly #saving = new Map<string, Promise<void>>()
   readonly #running = new Map<string, AbortController>()
   readonly #ends = new Map<string, Promise<void>>()
-  readonly #ackWaiters = new Map<string, () => void>()
-  readonly #sentAt = new Map<string, number>()
-  #outboxBytes = 0
-  #timer: NodeJS.Timeout | null = null
   #stopping = false
 
   constructor(parts: CommandsParts) {
     this.#parts = parts
-  }
-
-  get #ledger() {
-    return this.#parts.journal.ledger
+    this.#outbox = new Outbox(parts.journal, parts.outlet)
   }
 
   /** Takes up what an earlier life left: kills what ran, ends it as interrupted, queues the rest. */
   async start(): Promise<void> {
-    for (const [id, entry] of this.#ledger) {
+    for (const [id, entry] of this.#parts.journal.ledger) {
       if (entry.phase === 'running') await this.#endInterrupted(id, entry)
       if (entry.phase === 'waiting') this.#enqueue(entry.command)
-      if (entry.phase === 'ended') this.#outboxBytes += sizeOf(entry.result)
     }
-    this.#scheduleResend()
+    this.#outbox.start()
   }
 
   /** A command from the hub: new, repeated, running or long ended. */
   async receive(command: CommandFrame): Promise<void> {
-    const known = this.#ledger.get(command.id)
-    if (known) return this.#answerAgain(command.id, known)
+    const { id } = command
+    const { journal, outlet, log } = this.#parts
+    const known = journal.ledger.get(id)
+    if (known) return this.#outbox.answerAgain(id, known)
     if (this.#stopping || this.#openCount() >= inboxCommandsMax) {
-      this.#parts.log.warn('command not taken', { id: command.id, stopping: this.#stopping })
-      return
+      return log.warn('command not taken', { id, stopping: this.#stopping })
     }
-    await this.#save(command.id, { type: 'command', command, at: Date.now() })
-    this.#send({ type: 'delivered', id: command.id })
+    await this.#outbox.save(id, { type: 'command', command, at: Date.now() })
+    outlet.send({ type: 'delivered', id })
     // A cancel may have overtaken the disk.
-    if (this.#ledger.get(command.id)?.phase === 'waiting') this.#enqueue(command)
+    if (journal.ledger.get(id)?.phase === 'waiting') this.#enqueue(command)
   }
 
   /** Stops a command: one that waits never starts, one that runs is killed with its group. */
   async cancel(id: string): Promise<void> {
     const run = this.#running.get(id)
     if (run) return run.abort('cancelled' satisfies StopReason)
-    if (this.#ledger.get(id)?.phase !== 'waiting') return
+    if (this.#parts.journal.ledger.get(id)?.phase !== 'waiting') return
     for (const lane of [this.#serial, this.#concurrent]) {
       lane.queue = lane.queue.filter((command) => command.id !== id)
     }
     await this.#end(makeResult(id, { status: 'cancelled' }, 0))
   }
 
-  /** The hub has committed the end: the result may go, the id stays. */
+  /** The hub has committed the end of a command. */
   acknowledge(id: string): void {
-    const entry = this.#ledger.get(id)
-    if (entry?.phase !== 'ended') return
-    this.#outboxBytes -= sizeOf(entry.result)
-    this.#sentAt.delete(id)
-    // Nobody waits for the disk: losing this record costs one repeated result.
-    void this.#parts.journal.append({ type: 'acked', id, at: Date.now() })
-    this.#ackWaiters.get(id)?.()
+    this.#outbox.acknowledge(id)
   }
 
-  /** After `welcome`: the hub hears of everything it has not acknowledged. */
+  /** A new connection: the hub hears of everything it has not acknowledged. */
   resendAll(): void {
-    this.#sentAt.clear()
-    this.#resend()
+    this.#outbox.resendAll()
   }
 
   /** Ends what runs as interrupted and takes nothing more; what waits stays in the journal. */
   async stop(): Promise<void> {
     this.#stopping = true
-    if (this.#timer) clearTimeout(this.#timer)
+    this.#outbox.stop()
     for (const run of this.#running.values()) run.abort('interrupted' satisfies StopReason)
     await Promise.all(this.#ends.values())
   }
 
-  // ---- running ---------------------------------------------------------------------------------
-
   #enqueue(command: CommandFrame): void {
-    const lane = this.#parts.actions[command.action]?.concurrent ? this.#concurrent : this.#serial
+    const lane = this.#actionOf(command)?.concurrent ? this.#concurrent : this.#serial
     lane.queue.push(command)
     this.#pump(lane)
   }
 
   #pump(lane: Lane): void {
-    if (this.#stopping) return
-    while (lane.runs < lane.runsMax) {
+    while (lane.runs < lane.runsMax && !this.#stopping) {
       const command = lane.queue.shift()
       if (!command) return
       lane.runs++
@@ -156,37 +129,43 @@ export class Commands {
 
   async #run(command: CommandFrame): Promise<void> {
     const { id } = command
-    const startedAt = Date.now()
+    const startedAtMs = performance.now()
     const control = new AbortController()
     this.#running.set(id, control)
-    await this.#recordStart(command, startedAt)
-    this.#send({ type: 'started', id })
-    const reason: StopReason = 'timeout'
-    const timer = setTimeout(() => control.abort(reason), command.timeoutSeconds * 1000)
-    const outcome = await this.#outcomeOf(command, control.signal)
-    clearTimeout(timer)
+    // What changes nothing may run again after a crash, so its start need not wait for the disk.
+    if (!this.#actionOf(command)?.repeatable) {
+      await this.#outbox.save(id, { type: 'started', id, at: Date.now() })
+    }
+    this.#parts.outlet.send({ type: 'started', id })
+    const { after, ...outcome } = await this.#runUntilDeadline(command, control)
     this.#running.delete(id)
-    const { after, ...said } = outcome
-    await this.#end(makeResult(id, said, Date.now() - startedAt))
+    await this.#end(makeResult(id, outcome, performance.now() - startedAtMs))
     if ('env' in command.payload) this.#parts.journal.rewriteSoon()
     if (after) await this.#actAfterAck(id, after)
   }
 
-  // What changes nothing may run again after a crash, so its start need not wait for the disk.
-  async #recordStart(command: CommandFrame, at: number): Promise<void> {
-    if (this.#parts.actions[command.action]?.repeatable) return
-    await this.#save(command.id, { type: 'started', id: command.id, at })
+  async #runUntilDeadline(command: CommandFrame, control: AbortController): Promise<ActionOutcome> {
+    const reason: StopReason = 'timeout'
+    const timer = setTimeout(() => control.abort(reason), command.timeoutSeconds * 1000)
+    try {
+      const outcome = await this.#outcomeOf(command, control.signal)
+      return control.signal.aborted ? stopped(outcome, control.signal) : outcome
+    } finally {
+      clearTimeout(timer)
+    }
   }
 
   async #outcomeOf(command: CommandFrame, signal: AbortSignal): Promise<ActionOutcome> {
-    const action = this.#parts.actions[command.action]
+    const action = this.#actionOf(command)
     if (!action) return failure(`unsupported action "${command.action.slice(0, 64)}"`)
-    const { context, progress } = this.#contextOf(command.id, signal)
+    const progress = new Progress(command.id, (frame) => {
+      const { outlet } = this.#parts
+      if (outlet.backlogBytes < progressBacklogBytesMax) outlet.send(frame)
+    })
     try {
-      const outcome = await Promise.race([action.run(command.payload, context), abandoned(signal)])
-      return signal.aborted ? stopped(outcome, signal) : outcome
+      const context = this.#contextOf(command.id, signal, progress)
+      return await Promise.race([action.run(command.payload, context), abandoned(signal)])
     } catch (error) {
-      if (signal.aborted) return stopped({ status: 'failed' }, signal)
       if (!(error instanceof PayloadError)) {
         this.#parts.log.error('action failed', { id: command.id, error: describe(error) })
       }
@@ -196,12 +175,9 @@ export class Commands {
     }
   }
 
-  #contextOf(id: string, signal: AbortSignal) {
-    const { state, log, agent, journal, outlet } = this.#parts
-    const progress = new Progress(id, (frame) => {
-      if (outlet.backlogBytes < progressBacklogBytesMax) this.#send(frame)
-    })
-    const context: ActionContext = {
+  #contextOf(id: string, signal: AbortSignal, progress: Progress): ActionContext {
+    const { state, log, agent, journal } = this.#parts
+    return {
       id,
       state,
       log,
@@ -213,38 +189,26 @@ export class Commands {
         await journal.append({ type: 'process', id, process: recorded })
       },
     }
-    return { context, progress }
   }
 
-  // ---- ends ------------------------------------------------------------------------------------
-
-  async #end(frame: ResultFrame): Promise<void> {
-    const full = this.#outboxBytes + sizeOf(frame) > outboxBytesMax
-    const result = full ? withoutOutput(frame) : frame
-    this.#outboxBytes += sizeOf(result)
-    const { id, status } = result
-    await this.#save(id, { type: 'result', result, at: Date.now() })
-    this.#parts.log.info('command ended', { id, status, durationMs: result.durationMs })
-    this.#sendResult(result)
+  async #end(result: ResultFrame): Promise<void> {
+    const { id, status, durationMs } = result
+    await this.#outbox.put(result)
+    this.#parts.log.info('command ended', { id, status, durationMs })
   }
 
   async #endInterrupted(id: string, entry: Extract<Entry, { phase: 'running' }>): Promise<void> {
-    if (entry.process) {
-      await killLeftover(entry.process.pid, entry.process.startTime, `MUSTER_COMMAND_ID=${id}`)
+    try {
+      if (entry.process) await killLeftover(entry.process, `MUSTER_COMMAND_ID=${id}`)
+    } catch (error) {
+      // Another user's by now: we can't end it, but we can still tell the truth about the command.
+      this.#parts.log.error('leftover could not be killed', { id, error: describe(error) })
     }
     await this.#end(makeResult(id, failure('interrupted'), Date.now() - entry.at))
   }
 
   async #actAfterAck(id: string, after: () => Promise<void>): Promise<void> {
-    await new Promise<void>((resolve) => {
-      const timer = setTimeout(resolve, ackWaitMs)
-      this.#ackWaiters.set(id, () => {
-        clearTimeout(timer)
-        resolve()
-      })
-      if (this.#ledger.get(id)?.phase !== 'ended') this.#ackWaiters.get(id)?.()
-    })
-    this.#ackWaiters.delete(id)
+    await this.#outbox.acknowledged(id)
     try {
       await after()
     } catch (error) {
@@ -252,59 +216,12 @@ export class Commands {
     }
   }
 
-  async #save(id: string, record: JournalRecord): Promise<void> {
-    const saved = this.#parts.journal.append(record)
-    this.#saving.set(id, saved)
-    await saved
-    if (this.#saving.get(id) === saved) this.#saving.delete(id)
-  }
-
-  // ---- sending ---------------------------------------------------------------------------------
-
-  #answerAgain(id: string, entry: Entry): void {
-    if (this.#saving.has(id)) return
-    this.#sentAt.delete(id)
-    if (entry.phase === 'done') {
-      this.#send({ type: 'delivered', id })
-      this.#send(briefResult(id, entry.end))
-    } else {
-      this.#tell(id, entry)
-    }
-  }
-
-  #tell(id: string, entry: Entry): void {
-    if (this.#saving.has(id) || entry.phase === 'done') return
-    if (entry.phase === 'ended') return this.#sendResult(entry.result)
-    this.#send({ type: 'delivered', id })
-    if (entry.phase === 'running') this.#send({ type: 'started', id })
-  }
-
-  #sendResult(result: ResultFrame): void {
-    if (this.#send(result)) this.#sentAt.set(result.id, Date.now())
-  }
-
-  #resend(): void {
-    const freshSince = Date.now() - resendIntervalMs * (1 - resendJitter)
-    for (const [id, entry] of this.#ledger) {
-      if (this.#parts.outlet.backlogBytes > resendBacklogBytesMax) return
-      if ((this.#sentAt.get(id) ?? -Infinity) < freshSince) this.#tell(id, entry)
-    }
-  }
-
-  #scheduleResend(): void {
-    const ms = resendIntervalMs * (1 + resendJitter * (2 * Math.random() - 1))
-    this.#timer = setTimeout(() => {
-      this.#resend()
-      this.#scheduleResend()
-    }, ms)
-  }
-
-  #send(frame: AgentFrame): boolean {
-    return this.#parts.outlet.send(frame)
+  #actionOf(command: CommandFrame): Action | undefined {
+    return this.#parts.actions[command.action]
   }
 
   #openCount(): number {
-    return this.#serial.queue.length + this.#concurrent.queue.length + this.#saving.size
+    return this.#serial.queue.length + this.#concurrent.queue.length + this.#outbox.savingCount
   }
 }
 
@@ -328,8 +245,4 @@ function abandoned(signal: AbortSignal): Promise<ActionOutcome> {
       setTimeout(() => resolve({ status: 'failed' }), ms).unref()
     })
   })
-}
-
-function sizeOf(result: ResultFrame): number {
-  return (result.stdout?.length ?? 0) + (result.stderr?.length ?? 0) + 512
 }

@@ -1,11 +1,13 @@
 // Keeps one welcomed socket to the hub: dials, backs off, moves to a new socket without a gap.
 // Knows nothing of commands; the last word on every ending is decide() in backoff.ts.
 
+import { performance } from 'node:perf_hooks'
 import { closeCodes } from '../src/protocol.ts'
 import type { AgentFrame, HubFrame } from '../src/protocol.ts'
 import { plainUrl } from './address.ts'
 import { decide, fullJitterMs } from './backoff.ts'
 import type { Decision, Ending } from './backoff.ts'
+import { describe } from './errors.ts'
 import { frameBytesMax, stableConnectionMs } from './limits.ts'
 import type { Log } from './log.ts'
 import { ask, errorOf } from './request.ts'
@@ -38,7 +40,7 @@ export class Connection {
   #candidate: HubSocket | null = null
   #timer: NodeJS.Timeout | null = null
   #attempt = 0
-  #welcomedAt = 0
+  #welcomedAtMs = 0
   #unknownFrames = 0
   #stopped = false
 
@@ -94,6 +96,7 @@ export class Connection {
   }
 
   #dial(): void {
+    if (this.#candidate || this.#stopped) return
     const socket = new HubSocket(this.#parts.url, this.#parts.tokens.pick(), {
       welcome: ({ heartbeatIntervalSeconds }) => this.#adopt(socket, heartbeatIntervalSeconds),
       frame: (frame) => this.#parts.events.frame(frame),
@@ -104,15 +107,25 @@ export class Connection {
   }
 
   #adopt(socket: HubSocket, intervalSeconds: number): void {
+    if (socket !== this.#candidate && socket !== this.#current) return socket.close()
     if (socket === this.#candidate) {
       this.#current?.close()
       this.#current = socket
       this.#candidate = null
-      this.#welcomedAt = Date.now()
-      const rotated = this.#parts.tokens.worked(socket.token)
-      this.#parts.log.info('connected', { intervalSeconds, rotated })
+      this.#welcomedAtMs = performance.now()
+      this.#parts.log.info('connected', { intervalSeconds })
+      this.#settleToken(socket.token)
     }
     this.#parts.events.up(intervalSeconds * 1000)
+  }
+
+  #settleToken(token: string): void {
+    try {
+      if (this.#parts.tokens.worked(token)) this.#parts.log.info('new token in use')
+    } catch (error) {
+      // Both tokens are still on disk: the next connection settles it.
+      this.#parts.log.error('new token cannot be kept', { error: describe(error) })
+    }
   }
 
   async #ended(socket: HubSocket, end: SocketEnd): Promise<void> {
@@ -120,14 +133,14 @@ export class Connection {
     const wasCurrent = socket === this.#current
     if (wasCurrent) {
       this.#current = null
-      if (Date.now() - this.#welcomedAt >= stableConnectionMs) this.#attempt = 0
+      if (performance.now() - this.#welcomedAtMs >= stableConnectionMs) this.#attempt = 0
       this.#parts.events.down()
     } else {
       this.#candidate = null
     }
     const ending = await this.#understand(socket.token, end)
     // A candidate that is being dialled is the reconnect already.
-    if (this.#stopped || (wasCurrent && this.#candidate)) return
+    if (this.#stopped || this.#candidate) return
     this.#follow(ending, socket.token)
   }
 

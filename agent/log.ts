@@ -13,16 +13,11 @@ export interface Log {
 
 /** A log that prints and keeps; when the file can't be written, stdout alone carries on. */
 export function openLog(path: string): Log {
-  let size = sizeOf(path)
-
   function keep(line: string): void {
     try {
-      if (size + line.length > logBytesMax) {
-        renameSync(path, `${path}.1`)
-        size = 0
-      }
+      // Asked each time: a supervisor and its agent write to the same file.
+      if (sizeOf(path) + line.length > logBytesMax) renameSync(path, `${path}.1`)
       appendFileSync(path, line, { mode: 0o600 })
-      size += Buffer.byteLength(line)
     } catch {
       // A full disk must not stop the agent, and there is nowhere left to say so but stdout.
     }

@@ -63,10 +63,12 @@ async function main(args: string[]): Promise<ExitCode> {
   try {
     return await dispatch(args)
   } catch (error) {
-    if (!(error instanceof AgentError)) throw error
-    const hint = error.exitCode === exitCodes.usage ? ' (see "muster-agent help")' : ''
-    process.stderr.write(`muster-agent: ${error.message}${hint}\n`)
-    return error.exitCode
+    // A refusal of the system (no space, no permission) is a sentence too; anything else is our bug.
+    if (!(error instanceof AgentError) && !errorCode(error)) throw error
+    const code = error instanceof AgentError ? error.exitCode : exitCodes.failure
+    const hint = code === exitCodes.usage ? ' (see "muster-agent help")' : ''
+    process.stderr.write(`muster-agent: ${describe(error)}${hint}\n`)
+    return code
   }
 }
 

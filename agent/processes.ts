@@ -4,6 +4,7 @@
 import { readFileSync, readdirSync } from 'node:fs'
 import { setTimeout as delay } from 'node:timers/promises'
 import { errorCode } from './errors.ts'
+import type { RecordedProcess } from './ledger.ts'
 import { killPollMs } from './limits.ts'
 import { askTool } from './tools.ts'
 
@@ -48,11 +49,8 @@ export async function endGroup(pid: number, graceMs: number, giveUpMs: number): 
 }
 
 /** Kills at once what an earlier life of the agent left running for a command. */
-export async function killLeftover(
-  pid: number,
-  startTime: string | null,
-  mark: string,
-): Promise<void> {
+export async function killLeftover(left: RecordedProcess, mark: string): Promise<void> {
+  const { pid, startTime } = left
   if (await isSameProcess(pid, startTime)) {
     if (windows) await askTool('taskkill', ['/PID', String(pid), '/T', '/F'])
     else signalGroup(pid, 'SIGKILL')

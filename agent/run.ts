@@ -5,7 +5,7 @@ import { actions } from './actions.ts'
 import type { AgentControl } from './action.ts'
 import { Commands } from './commands.ts'
 import { Connection } from './connection.ts'
-import { exitCodes } from './errors.ts'
+import { describe, exitCodes } from './errors.ts'
 import type { ExitCode } from './errors.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { InventoryReporter } from './inventory_reporter.ts'
@@ -106,6 +106,16 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
     await journal.close()
   }
 
+  function rotateToken(token: string): void {
+    try {
+      tokens.rotate(token)
+      log.info('new token received')
+    } catch (error) {
+      // The old token stays good until a new one was used, and the hub will offer one again.
+      log.error('new token cannot be kept', { error: describe(error) })
+    }
+  }
+
   function handleFrame(frame: HubFrame): void {
     heartbeat.heardFromHub()
     switch (frame.type) {
@@ -118,8 +128,7 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
       case 'reconnect':
         return connection.moveAfter(frame.afterMs)
       case 'token':
-        log.info('token rotated')
-        return tokens.rotate(frame.agentToken)
+        return rotateToken(frame.agentToken)
       case 'error':
         return log.warn('hub reports an error', { code: frame.code, message: frame.message })
       case 'welcome': // the connection's own

@@ -24,7 +24,12 @@ function posixScript(state: State, pid: number): string {
 // cmd has no wait for a pid; a few seconds are enough for an agent that is leaving.
 function windowsScript(state: State): string {
   const program = isCompiled() ? ` & del /f /q "${process.execPath}"` : ''
-  return `sc delete muster-agent & timeout /t 12 /nobreak & rmdir /s /q "${state.dir}"${program}`
+  return `sc delete muster-agent & ${pauseWindows(12)} & rmdir /s /q "${state.dir}"${program}`
+}
+
+/** A pause that needs no console; Windows' own `timeout` refuses to run without one. */
+export function pauseWindows(seconds: number): string {
+  return `ping -n ${seconds + 1} 127.0.0.1 >nul`
 }
 
 function quote(text: string): string {

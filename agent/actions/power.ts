@@ -7,7 +7,7 @@ import { wholeNumber } from '../action.ts'
 import type { Action, ActionOutcome } from '../action.ts'
 import { powerDelaySecondsMax } from '../limits.ts'
 import { findProgram } from '../programs.ts'
-import { uninstallScript } from '../uninstall.ts'
+import { pauseWindows, uninstallScript } from '../uninstall.ts'
 
 const windows = process.platform === 'win32'
 const data = { scheduled: true }
@@ -62,7 +62,7 @@ function scheduled(after: () => Promise<void>): Promise<ActionOutcome> {
 
 function delayed(command: string, seconds: number): string {
   if (seconds === 0) return command
-  return windows ? `timeout /t ${seconds} /nobreak & ${command}` : `sleep ${seconds}; ${command}`
+  return windows ? `${pauseWindows(seconds)} & ${command}` : `sleep ${seconds}; ${command}`
 }
 
 // In a session of its own: it must outlive the agent that it may end.

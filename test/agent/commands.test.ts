@@ -223,6 +223,21 @@ test('a duplicate command never runs twice, and is answered truthfully after its
   assert.equal(readFileSync(path('d1'), 'utf8'), 'once\n')
 })
 
+test('a full outbox keeps every end and lets output go', async () => {
+  hub.acks = false
+  const command =
+    'head -c 1000000 /dev/zero | tr "\\0" a; head -c 1000000 /dev/zero | tr "\\0" b >&2'
+  const ids = Array.from({ length: 9 }, (_, at) => `q${at}`)
+  for (const id of ids) hub.command(id, 'run_command', { command })
+  const results = await Promise.all(ids.map((id) => hub.result(id)))
+  hub.acks = true
+  for (const id of ids) hub.peers[0]?.send({ type: 'ack', id })
+  assert.ok(results.every(({ status, exitCode }) => status === 'completed' && exitCode === 0))
+  assert.deepEqual([results[0]?.stdout?.length, results[0]?.truncated], [1_000_000, false])
+  assert.deepEqual([results[8]?.stdout, results[8]?.truncated], ['', true])
+  assert.equal((await hub.run('q9', 'run_command', { command })).stdout?.length, 1_000_000)
+})
+
 test('a result is sent again until it is acknowledged, and not after', async () => {
   hub.acks = false
   const first = await hub.run('r1', 'run_command', { command: 'echo out' })
