@@ -77,12 +77,15 @@ interface Progress {
 const agents = new Map<string, Agent>()
 /** Commands sent and not ended, by command id. */
 const open = new Map<string, Progress>()
+let heartbeats = 0
 
 // ---- operators -------------------------------------------------------------------------------
 
 const app = Fastify({ logger: false })
 
 app.get('/health/ready', () => ({ status: 'ok' }))
+
+app.get('/metrics', () => `muster_heartbeats_total ${heartbeats}\n`)
 
 app.post('/api/v1/auth/login', async (request, reply) => {
   const { email, password } = request.body as { email: string; password: string }
@@ -263,6 +266,7 @@ function send(command: Command): void {
 function take(agent: Agent, frame: AgentFrame): void {
   switch (frame.type) {
     case 'heartbeat':
+      heartbeats++
       agent.lastSeenMs = Date.now()
       if (frame.metrics && areMetrics(frame.metrics)) agent.metrics = frame.metrics
       break

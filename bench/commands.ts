@@ -1,0 +1,30 @@
+// The command that every command scenario sends, and the requests that send it.
+import { requestBytes } from './http_connection.ts'
+import type { Target } from './lab.ts'
+import { signIn } from './operator.ts'
+import type { Device } from './sim_agent.ts'
+
+const body = { action: 'run_command', payload: { command: 'uptime' } }
+
+/**
+ * Hands out requests, device after device, so that no device has two commands in flight while there
+ * are more devices than connections. Signs in anew: access tokens live for 15 minutes only.
+ */
+export async function commandRequests(
+  target: Target,
+  devices: readonly Device[],
+  waitSeconds = 0,
+): Promise<() => Buffer> {
+  const headers = await signIn(target.origin, target.credentials)
+  const query = waitSeconds > 0 ? `?wait=${waitSeconds}` : ''
+  const requests = devices.map(({ id }) =>
+    requestBytes(target.origin, {
+      method: 'POST',
+      path: `/api/v1/devices/${id}/commands${query}`,
+      headers,
+      body,
+    }),
+  )
+  let next = 0
+  return () => requests[next++ % requests.length]!
+}

@@ -1,0 +1,169 @@
+// One scenario's workplace: its programs, databases, devices and fleets, in a temp folder, all gone
+// when it is closed. A program under test is a Target, whether the bench started it or `--url` named it.
+import { randomBytes, randomUUID } from 'node:crypto'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import type { BenchOptions } from './args.ts'
+import { startDatabase, type BenchDatabase } from './database.ts'
+import { Fleet } from './fleet.ts'
+import { enroll, type Credentials } from './operator.ts'
+import { processCpuMs, treeCpuMs } from './proc.ts'
+import { startProgram } from './programs.ts'
+import type { Progress } from './progress.ts'
+import type { Side } from './rows.ts'
+import type { Device } from './sim_agent.ts'
+
+export interface Target {
+  side: Side
+  origin: string
+  credentials: Credentials
+  /** Absent for a hub that `--url` named: its processes are not ours to look at. */
+  pid: number | undefined
+  database: BenchDatabase | undefined
+  /** Reads its /metrics; absent for a foreign hub. */
+  metricsToken: string | undefined
+  stop(): Promise<void>
+}
+
+export interface StartOptions {
+  nodeFlags?: string[]
+  /** Let the database count its statements. */
+  statements?: boolean
+}
+
+const programFiles: Record<Side, string> = {
+  hub: 'src/main.ts',
+  bare: 'bench/limits/bare.ts',
+  baseline: 'bench/baseline.ts',
+  echo: 'bench/limits/echo.ts',
+}
+
+/** Every rate that would refuse a load on purpose is off; what is measured is the work itself. */
+const limitsOff = {
+  LIMIT_LOGIN: '0',
+  LIMIT_API: '0',
+  LIMIT_ENROLL: '0',
+  LIMIT_CONNECT: '0',
+  LIMIT_FRAMES: '0',
+  LIMIT_ACCEPT: '0',
+}
+
+export class Lab {
+  readonly options: BenchOptions
+  readonly progress: Progress
+  readonly folder = mkdtempSync(join(tmpdir(), 'muster-bench-'))
+  readonly #credentials: Credentials = {
+    email: 'bench@example.com',
+    password: randomBytes(18).toString('base64url'),
+    enrollmentSecret: randomBytes(24).toString('base64url'),
+  }
+  readonly #stack = new AsyncDisposableStack()
+  readonly #databases = new Map<Side, BenchDatabase>()
+  readonly #devices = new Map<Side, Device[]>()
+
+  constructor(options: BenchOptions, progress: Progress) {
+    this.options = options
+    this.progress = progress
+    this.#stack.defer(() => rmSync(this.folder, { recursive: true, force: true }))
+  }
+
+  /** Starts a side's program; starting it again after `stop` finds the same database. */
+  async start(side: Side, options: StartOptions = {}): Promise<Target> {
+    const { foreign } = this.options
+    if (side === 'hub' && foreign) {
+      const stop = () => Promise.resolve()
+      const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
+      return { side, ...foreign, ...unknown, stop }
+    }
+    this.progress.step(`${side}: starting`)
+    const database = await this.#database(side, options.statements ?? false)
+    const credentials = this.#credentials
+    const metricsToken = randomBytes(24).toString('base64url')
+    const program = await startProgram({
+      command: [process.execPath, ...(options.nodeFlags ?? []), programFiles[side]],
+      env: {
+        ...limitsOff,
+        ...(database ? { DATABASE_URL: database.url } : {}),
+        DATA_DIR: join(this.folder, `${side}-data`),
+        ADMIN_EMAIL: credentials.email,
+        ADMIN_PASSWORD: credentials.password,
+        AGENT_ENROLLMENT_SECRET: credentials.enrollmentSecret,
+        METRICS_SCRAPE_TOKEN: metricsToken,
+        LOG_LEVEL: 'warn',
+      },
+      logFile: join(this.folder, `${side}.log`),
+    })
+    this.defer(() => program.stop())
+    return { side, ...program, credentials, database, metricsToken }
+  }
+
+  /** At least `count` devices of a target, enrolled through its API; a bare program knows no devices. */
+  async devices(target: Target, count: number): Promise<Device[]> {
+    const known = this.#devices.get(target.side) ?? []
+    const missing = count - known.length
+    if (missing > 0) {
+      this.progress.step(`${target.side}: enrolling ${missing} devices`)
+      const { origin, credentials } = target
+      known.push(
+        ...(target.side === 'bare'
+          ? Array.from({ length: missing }, madeUpDevice)
+          : await enroll(origin, credentials, missing, (done) =>
+              this.progress.count(done, missing),
+            )),
+      )
+      this.#devices.set(target.side, known)
+    }
+    return known.slice(0, count)
+  }
+
+  async fleet(target: Target, devices: readonly Device[]): Promise<Fleet> {
+    const { origin } = target
+    const fleet = await Fleet.start({ origin, devices, processes: this.options.generators })
+    this.defer(() => fleet.close())
+    return fleet
+  }
+
+  /** Work to be done when the lab closes, last deferred first. */
+  defer(work: () => void | Promise<void>): void {
+    this.#stack.defer(work)
+  }
+
+  close(): Promise<void> {
+    return this.#stack.disposeAsync()
+  }
+
+  async #database(side: Side, statements: boolean): Promise<BenchDatabase | undefined> {
+    if (side !== 'hub' && side !== 'baseline') return undefined
+    const known = this.#databases.get(side)
+    if (known) return known
+    const database = await startDatabase(join(this.folder, `${side}-postgres`), statements)
+    this.defer(() => database.stop())
+    this.#databases.set(side, database)
+    return database
+  }
+}
+
+/** CPU of the program and of its PostgreSQL so far; undefined where its processes are not ours. */
+export function cpuMs(target: Target): { program: number; postgres: number } | undefined {
+  if (target.pid === undefined) return undefined
+  return {
+    program: processCpuMs(target.pid),
+    postgres: target.database ? treeCpuMs(target.database.pid) : 0,
+  }
+}
+
+/** Heartbeats a program says it handled; undefined where its metrics are not ours to read. */
+export async function heartbeatsHandled(target: Target): Promise<number | undefined> {
+  if (target.metricsToken === undefined) return undefined
+  const headers = { Authorization: `Bearer ${target.metricsToken}` }
+  const text = await (await fetch(`${target.origin}/metrics`, { headers })).text()
+  const count = /^muster_heartbeats_total (\d+)$/m.exec(text)?.[1]
+  if (count === undefined) throw new Error(`${target.side} does not tell its heartbeats`)
+  return Number(count)
+}
+
+/** An identity of the same size as a real one. */
+function madeUpDevice(): Device {
+  return { id: randomUUID(), token: `mst_${randomBytes(32).toString('base64url')}` }
+}

@@ -1,0 +1,92 @@
+// P3: a connect storm, as after a restart of the hub. Every token is checked in PostgreSQL and every
+// queue loaded; it is over when the last status row is committed, not when the last socket is open.
+import { setTimeout as sleep } from 'node:timers/promises'
+import { countStatements, type BenchDatabase } from '../database.ts'
+import { connectAll } from '../fleet_phases.ts'
+import type { Fleet } from '../fleet.ts'
+import { cpuMs } from '../lab.ts'
+import type { Scenario } from '../suite.ts'
+
+const statusMsMax = 60_000
+
+export const connect: Scenario = {
+  name: 'connect',
+  about: 'connect storm of 15,000 agents with token check, until the last status row commits',
+  rivals: ['bare'],
+  agents: 15_000,
+  seconds: 1,
+  warmUpSeconds: 1,
+  foreign: true,
+  rows: [
+    {
+      id: 'P3a',
+      name: 'agents connected, beside bare uWebSockets.js upgrades',
+      metric: 'perSecond',
+      unit: '/s',
+      rival: 'bare',
+      goal: { ratioLeast: 0.5 },
+    },
+    {
+      id: 'P3b',
+      name: 'PostgreSQL statements per connected agent',
+      metric: 'statementsPerAgent',
+      unit: 'statements',
+      goal: { valueMost: 1 / 50 },
+    },
+    { id: 'P3c', name: 'CPU per connect', metric: 'cpuUs', unit: 'µs', rival: 'bare' },
+    { id: 'P3d', name: 'PostgreSQL CPU per connect', metric: 'postgresUs', unit: 'µs' },
+  ],
+  async enter(side, lab, agents) {
+    const target = await lab.start(side, { statements: true })
+    const fleet = await lab.fleet(target, await lab.devices(target, agents))
+    return async () => {
+      const statementsBefore = target.database && (await countStatements(target.database))
+      const cpuBefore = cpuMs(target)
+      const { welcomes } = await fleet.counts()
+      const startedMs = performance.now()
+      await connectAll(fleet)
+      if (target.database) await waitForOnline(target.database, agents)
+      else if (side === 'hub') await waitForWelcomes(fleet, welcomes + agents)
+      const seconds = (performance.now() - startedMs) / 1000
+      const cpuAfter = cpuMs(target)
+      const statements = target.database && (await countStatements(target.database))
+      await fleet.disconnect()
+      // The next storm starts from a hub that knows nobody online, as this one did.
+      if (target.database) await waitForOnline(target.database, 0)
+
+      const sample: Record<string, number> = { perSecond: agents / seconds }
+      if (cpuBefore && cpuAfter) {
+        sample['cpuUs'] = ((cpuAfter.program - cpuBefore.program) * 1000) / agents
+        sample['postgresUs'] = ((cpuAfter.postgres - cpuBefore.postgres) * 1000) / agents
+      }
+      if (statements !== undefined && statementsBefore !== undefined) {
+        sample['statementsPerAgent'] = (statements - statementsBefore) / agents
+      }
+      return sample
+    }
+  },
+}
+
+async function waitForOnline(database: BenchDatabase, expected: number): Promise<void> {
+  const endMs = performance.now() + statusMsMax
+  for (;;) {
+    const [row] = await database.read(
+      `select count(*)::int as online from device_presence where status = 'online'`,
+    )
+    const online = Number(row?.['online'])
+    if (online === expected) return
+    if (performance.now() > endMs) {
+      throw new Error(`${online} devices are stored as online, not ${expected}`)
+    }
+    await sleep(10)
+  }
+}
+
+/** A foreign hub's database is not ours to read; the welcome is the last thing it shows of a connect. */
+async function waitForWelcomes(fleet: Fleet, expected: number): Promise<void> {
+  const endMs = performance.now() + statusMsMax
+  while ((await fleet.counts()).welcomes < expected) {
+    if (performance.now() > endMs) throw new Error('not every agent was welcomed')
+    await sleep(10)
+  }
+}

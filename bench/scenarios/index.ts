@@ -1,0 +1,10 @@
+// Every scenario, in the order in which `goals` runs them. A new row of the goals is a new file here.
+import type { Scenario } from '../suite.ts'
+import { accept } from './accept.ts'
+import { connect } from './connect.ts'
+import { heartbeats } from './heartbeats.ts'
+import { roundTrip } from './round_trip.ts'
+import { rss } from './rss.ts'
+import { start } from './start.ts'
+
+export const scenarios: readonly Scenario[] = [heartbeats, rss, connect, accept, roundTrip, start]

@@ -1,0 +1,108 @@
+// P5: commands sent, run and their results committed, seen by the operator who waits for the end:
+// first as many as go through (CPU per command), then 200/s in an open loop (latency).
+import { commandRequests } from '../commands.ts'
+import { connectAll, restPerSecond } from '../fleet_phases.ts'
+import type { Fleet } from '../fleet.ts'
+import type { Answer } from '../http_connection.ts'
+import { closedLoop, openLoop, type TimedResult } from '../http_load.ts'
+import { cpuMs, type Lab, type Target } from '../lab.ts'
+import { echoRoundTrips } from '../echo_load.ts'
+import type { Measure, Scenario } from '../suite.ts'
+
+const connections = 64
+const perSecondTimed = 200
+const waitSeconds = 30
+
+export const roundTrip: Scenario = {
+  name: 'roundtrip',
+  about: 'commands sent, run and committed; round trip by ?wait at 200/s',
+  rivals: ['baseline', 'echo'],
+  agents: 1000,
+  seconds: 10,
+  warmUpSeconds: 5,
+  foreign: true,
+  rows: [
+    {
+      id: 'P5a',
+      name: 'CPU of hub and PostgreSQL per command run',
+      metric: 'cpuUs',
+      unit: 'µs',
+      rival: 'baseline',
+      goal: { ratioMost: 0.2 },
+    },
+    {
+      id: 'P5b',
+      name: 'round trip at 200/s, p50',
+      metric: 'p50Ms',
+      unit: 'ms',
+      rival: 'baseline',
+      goal: { ratioMost: 0.5 },
+    },
+    {
+      id: 'P5c',
+      name: 'round trip at 200/s, p99',
+      metric: 'p99Ms',
+      unit: 'ms',
+      rival: 'baseline',
+      goal: { ratioMost: 0.5 },
+    },
+    { id: 'P5d', name: 'commands run', metric: 'perSecond', unit: '/s', rival: 'baseline' },
+    {
+      id: 'P5e',
+      name: 'round trip p50, beside a socket echo',
+      metric: 'p50Ms',
+      unit: 'ms',
+      rival: 'echo',
+    },
+  ],
+  async enter(side, lab, agents) {
+    const target = await lab.start(side)
+    if (side === 'echo') {
+      return async (seconds) =>
+        percentiles(await echoRoundTrips(target.origin, perSecondTimed, seconds))
+    }
+    const devices = await lab.devices(target, agents)
+    const fleet = await lab.fleet(target, devices)
+    await connectAll(fleet)
+    await fleet.pace(restPerSecond(agents))
+    return measureCommands(target, fleet, await commandRequests(target, devices, waitSeconds), lab)
+  },
+}
+
+function measureCommands(target: Target, fleet: Fleet, next: () => Buffer, lab: Lab): Measure {
+  const load = { origin: target.origin, connections, next, good: isCompleted }
+  return async (seconds) => {
+    const ranBefore = (await fleet.counts()).commands
+    const cpuBefore = cpuMs(target)
+    const throughput = await closedLoop({ ...load, seconds })
+    const cpuAfter = cpuMs(target)
+    const timed = await openLoop({ ...load, seconds, perSecond: perSecondTimed })
+    const { commands, duplicates } = await fleet.counts()
+
+    for (const { bad } of [throughput, timed]) {
+      if (Object.keys(bad).length > 0) {
+        throw new Error(`${target.side} did not complete every command: ${JSON.stringify(bad)}`)
+      }
+    }
+    const asked = throughput.good + timed.good
+    if (commands - ranBefore !== asked) {
+      throw new Error(`${asked} commands completed, but agents ran ${commands - ranBefore}`)
+    }
+    if (duplicates > 0) lab.progress.note(`${target.side}: ${duplicates} commands came twice`)
+    const perSecond = throughput.good / throughput.seconds
+    const sample = { perSecond, ...percentiles(timed.histogram) }
+    if (!cpuBefore || !cpuAfter) return sample
+    const programUs = ((cpuAfter.program - cpuBefore.program) * 1000) / throughput.good
+    const postgresUs = ((cpuAfter.postgres - cpuBefore.postgres) * 1000) / throughput.good
+    return { cpuUs: programUs + postgresUs, programUs, postgresUs, ...sample }
+  }
+}
+
+/** `?wait` answers 202 with the command as it is; only one that ended well is a round trip. */
+function isCompleted({ status, body }: Answer): boolean {
+  return status === 202 && body.includes('"status":"completed"')
+}
+
+function percentiles(histogram: TimedResult['histogram']): { p50Ms: number; p99Ms: number } {
+  return { p50Ms: histogram.percentile(50) / 1000, p99Ms: histogram.percentile(99) / 1000 }
+}

@@ -1,0 +1,89 @@
+// Runs a scenario: every side enters, warms up, and is measured in turn (A B A B A B), so that whatever
+// else the machine does falls on all of them alike. Judging is left to rows.ts.
+import type { BenchOptions } from './args.ts'
+import { Lab } from './lab.ts'
+import type { Progress } from './progress.ts'
+import { judge, type Row, type RowSpec, type Sample, type Samples, type Side } from './rows.ts'
+
+/** One measurement of about `seconds`. */
+export type Measure = (seconds: number) => Promise<Sample>
+
+export interface Scenario {
+  name: string
+  about: string
+  rivals: readonly Side[]
+  rows: readonly RowSpec[]
+  /** Used unless `--agents` and `--seconds` say otherwise. */
+  agents: number
+  seconds: number
+  /** Discarded first measurement; 0 where each measurement starts its own program. */
+  warmUpSeconds: number
+  /** False where the scenario has to start the hub itself, so that `--url` can't serve it. */
+  foreign: boolean
+  /** Brings a side to where it can be measured again and again. */
+  enter(side: Side, lab: Lab, agents: number): Promise<Measure>
+}
+
+export async function runScenario(
+  scenario: Scenario,
+  options: BenchOptions,
+  progress: Progress,
+): Promise<Row[]> {
+  const lab = new Lab(options, progress)
+  const release = closeOnSignal(lab)
+  const agents = options.agents ?? scenario.agents
+  const seconds = options.seconds ?? scenario.seconds
+  // Beside a foreign hub nothing of ours can be compared: it may run on another machine.
+  const sides: Side[] = options.foreign ? ['hub'] : ['hub', ...scenario.rivals]
+  try {
+    const entered: { side: Side; measure: Measure }[] = []
+    for (const side of sides) {
+      entered.push({ side, measure: await scenario.enter(side, lab, agents) })
+    }
+    if (scenario.warmUpSeconds > 0) {
+      for (const { side, measure } of entered) {
+        progress.step(`${scenario.name}: ${side} warms up`)
+        await measure(Math.min(seconds, scenario.warmUpSeconds))
+      }
+    }
+    const samples: Samples = {}
+    for (let round = 1; round <= options.rounds; round++) {
+      for (const { side, measure } of entered) {
+        progress.step(`${scenario.name}: round ${round} of ${options.rounds}, ${side}`)
+        const sample = await measure(seconds)
+        const taken = (samples[side] ??= [])
+        taken.push(sample)
+        progress.note(`${scenario.name}: ${side} ${describeSample(sample)}`)
+      }
+    }
+    const rows = scenario.rows.map((spec) => judge(spec, samples))
+    return options.foreign ? rows.filter((row) => row.value !== null) : rows
+  } finally {
+    release()
+    await lab.close()
+  }
+}
+
+/** The rows of a scenario that failed: nothing measured, every goal missed. */
+export function failedRows(scenario: Scenario): Row[] {
+  return scenario.rows.map((spec) => judge(spec, {}))
+}
+
+function describeSample(sample: Sample): string {
+  return Object.entries(sample)
+    .map(([metric, value]) => `${metric} ${Number(value.toPrecision(4))}`)
+    .join(', ')
+}
+
+/** An interrupted bench leaves no program behind. */
+function closeOnSignal(lab: Lab): () => void {
+  const close = (signal: NodeJS.Signals) => {
+    void lab.close().finally(() => process.exit(signal === 'SIGINT' ? 130 : 143))
+  }
+  process.once('SIGINT', close)
+  process.once('SIGTERM', close)
+  return () => {
+    process.off('SIGINT', close)
+    process.off('SIGTERM', close)
+  }
+}

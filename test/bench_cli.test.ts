@@ -1,0 +1,19 @@
+// The bench's command line as a shell sees it: usage, refusals and exit codes. Runs no load.
+import assert from 'node:assert/strict'
+import { spawnSync } from 'node:child_process'
+import { test } from 'node:test'
+
+test('the command line prints usage, and ends with 64 when it is misused', () => {
+  const run = (...args: string[]) =>
+    spawnSync(process.execPath, ['bench/main.ts', ...args], { encoding: 'utf8' })
+  const help = run('--help')
+  assert.equal(help.status, 0)
+  assert.match(help.stdout, /--enrollment-secret SECRET/)
+  const wrong = run('heartbeats', '--agents', 'x')
+  assert.equal(wrong.status, 64)
+  assert.match(wrong.stderr, /--agents .*"x"/)
+  const start = ['start', '--url', 'http://127.0.0.1:1', '--email', 'a', '--password', 'b']
+  const foreign = run(...start, '--enrollment-secret', 'c')
+  assert.equal(foreign.status, 64)
+  assert.match(foreign.stderr, /"start" starts its own hub: drop --url/)
+})
