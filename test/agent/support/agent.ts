@@ -11,6 +11,9 @@ import { secret } from './fake_hub.ts'
 import { until } from './until.ts'
 
 const main = fileURLToPath(new URL('../../../agent/main.ts', import.meta.url))
+/** MUSTER_TEST_AGENT names a compiled agent, to prove the same of it. */
+const compiled = process.env['MUSTER_TEST_AGENT']
+const [program, programArgs] = compiled ? [compiled, []] : [process.execPath, [main]]
 
 export interface LogLine {
   time: string
@@ -33,7 +36,7 @@ export function makeFolder() {
 
 /** Runs the command line to its end. */
 export async function runCli(args: string[], input = ''): Promise<Finished> {
-  const child = spawn(process.execPath, [main, ...args], { stdio: 'pipe' })
+  const child = spawn(program, [...programArgs, ...args], { stdio: 'pipe' })
   child.stdin.end(input)
   const output = collect(child)
   const code = await exitOf(child)
@@ -56,7 +59,7 @@ export async function enrollAt(hubUrl: string, state: string): Promise<void> {
 
 /** Starts `run` on an enrolled state folder; `await using` stops it, and its supervised child. */
 export function startAgent(state: string, args: string[] = [], env: Record<string, string> = {}) {
-  const child = spawn(process.execPath, [main, 'run', '--state', state, ...args], {
+  const child = spawn(program, [...programArgs, 'run', '--state', state, ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, ...env },
   })
