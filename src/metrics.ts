@@ -21,6 +21,7 @@ export type Metrics = ReturnType<typeof createMetrics>
 export function createMetrics(version: string) {
   const registry = new Registry()
   collectDefaultMetrics({ register: registry })
+  const samplers: (() => void)[] = []
   const registers = [registry]
   const counter = <L extends string>(options: Omit<CounterConfiguration<L>, 'registers'>) =>
     new Counter<L>({ ...options, registers })
@@ -37,6 +38,15 @@ export function createMetrics(version: string) {
 
   return {
     registry,
+    /** Calls `sampler` before each scrape: for values that are read, not counted. */
+    onScrape(sampler: () => void): void {
+      samplers.push(sampler)
+    },
+    /** Everything in the text format of Prometheus. */
+    text(): Promise<string> {
+      for (const sampler of samplers) sampler()
+      return registry.metrics()
+    },
     http: histogram({
       name: 'muster_http_request_seconds',
       help: 'Time from the request to its last byte, by route template.',
@@ -46,6 +56,11 @@ export function createMetrics(version: string) {
     httpInFlight: gauge({
       name: 'muster_http_requests_in_flight',
       help: 'Requests being answered, those held by ?wait included.',
+    }),
+    devices: gauge({
+      name: 'muster_shard_devices',
+      help: 'Device actors of a shard: connected devices.',
+      labelNames: ['thread'],
     }),
     agents: gauge({ name: 'muster_agents_connected', help: 'Agent sockets open on this hub.' }),
     connects: counter({
@@ -99,12 +114,25 @@ export function createMetrics(version: string) {
     }),
     loopDelay: gauge({
       name: 'muster_event_loop_delay_seconds',
-      help: 'Event-loop delay per thread since the last scrape.',
+      help: 'Event-loop delay per thread: since the last scrape, in workers over the last second.',
       labelNames: ['thread', 'quantile'],
     }),
     shardRestarts: counter({
       name: 'muster_shard_restarts_total',
       help: 'Shard threads that died and were replaced.',
+    }),
+    jobsRestarts: counter({
+      name: 'muster_jobs_restarts_total',
+      help: 'Times the jobs thread died and was replaced.',
+    }),
+    leaseLosses: counter({
+      name: 'muster_node_lease_losses_total',
+      help: 'Times this hub could not renew its lease in time and was taken for dead.',
+    }),
+    swept: counter({
+      name: 'muster_swept_rows_total',
+      help: 'Rows the sweeps of this hub handled, by sweep.',
+      labelNames: ['sweep'],
     }),
   }
 }
