@@ -1,0 +1,64 @@
+// How refusals show in the OpenAPI document: one schema, one response per status with the codes it carries.
+import { STATUS_CODES } from 'node:http'
+import { Type } from 'typebox'
+import { statusOf, type ErrorCode } from './errors.ts'
+
+/** The body of every error response: what `errorBody` of errors.ts makes. */
+export const ErrorBodySchema = Type.Object({
+  error: Type.Object({
+    code: Type.Enum(Object.keys(statusOf) as ErrorCode[], { description: 'Stable.' }),
+    message: Type.String({ description: 'For people; may change.' }),
+    details: Type.Optional(
+      Type.Array(
+        Type.Object({
+          path: Type.String({ description: 'A JSON pointer into the request.' }),
+          message: Type.String(),
+        }),
+      ),
+    ),
+    requestId: Type.String(),
+  }),
+})
+
+/** Name of the reusable response of a status: 404 → `NotFound`. */
+function errorName(status: number): string {
+  return (STATUS_CODES[status] ?? String(status)).replace(/\W/g, '')
+}
+
+/** A reference to the reusable response of a status. */
+export function errorReference(status: number): { $ref: string } {
+  return { $ref: `#/components/responses/${errorName(status)}` }
+}
+
+/** The reusable responses, one per status that a code has. */
+export function errorResponses(): Record<string, unknown> {
+  const codes = Object.entries(statusOf)
+  const statuses = [...new Set(codes.map(([, status]) => status))]
+  return Object.fromEntries(
+    statuses.map((status) => {
+      const names = codes.filter(([, other]) => other === status).map(([code]) => code)
+      return [errorName(status), errorResponse(status, names)]
+    }),
+  )
+}
+
+function errorResponse(status: number, codes: string[]) {
+  const more = status === 403 ? [...codes, 'DEVICE_DECOMMISSIONED (to an agent)'] : codes
+  return {
+    description: more.join(', '),
+    headers: {
+      'X-Request-Id': { $ref: '#/components/headers/RequestId' },
+      ...(retried.has(status)
+        ? { 'Retry-After': { $ref: '#/components/headers/RetryAfter' } }
+        : {}),
+      ...(status === 401
+        ? { 'WWW-Authenticate': { $ref: '#/components/headers/WWWAuthenticate' } }
+        : {}),
+      ...(status === 405 ? { Allow: { $ref: '#/components/headers/Allow' } } : {}),
+    },
+    content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
+  }
+}
+
+/** Statuses that tell when to come back. */
+const retried = new Set([429, 503])
