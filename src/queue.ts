@@ -1,0 +1,179 @@
+// The front's side of the jobs thread: starts it, hears from it, replaces it when it dies or hangs. What
+// the thread does is `workers/jobs.ts`; work that must outlive a process is pg-boss's, in PostgreSQL.
+import { Worker } from 'node:worker_threads'
+import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+import { observeLoop, observePool } from './observe.ts'
+import type { EndedStatus, Observed } from './protocol.ts'
+
+export interface JobsOptions {
+  nodeId: string
+  version: string
+  /** The hub's own role. */
+  databaseUrl: string
+  /** May create the schema of pg-boss and drop partitions. */
+  ownerUrl: string
+  logLevel: string
+  log: Logger
+  metrics: Metrics
+  /** Devices that a hub left behind may take this long to come back before they are offline. */
+  restartGraceSeconds: number
+  /** Commands that a sweep ended, after the commit: actors and waiting requests don't know yet. */
+  onEnded: (ended: EndedCommand[]) => void
+  /** The thread died and a new one was started. */
+  onRestart: () => void
+  /** Others may have taken this hub for dead: its open sockets must be claimed again. */
+  onLeaseRegained?: () => void
+}
+
+export interface EndedCommand {
+  deviceId: string
+  id: string
+}
+
+/** Given to the thread at its start. */
+export interface JobsData {
+  nodeId: string
+  version: string
+  databaseUrl: string
+  ownerUrl: string
+  logLevel: string
+  /** When this hub started, in ms since 1970: graces count from here, also in a replaced thread. */
+  startedMs: number
+  restartGraceSeconds: number
+}
+
+export type ToJobs = { type: 'stop' }
+
+export type FromJobs =
+  /** This hub is known to the others: its devices are safe from their sweeps. */
+  | { type: 'leased'; regained: boolean }
+  | { type: 'ended'; status: EndedStatus; ended: EndedCommand[] }
+  /** Once a second, also as the sign of life. */
+  | { type: 'observed'; observed: JobsObserved }
+
+export interface JobsObserved extends Pick<Observed, 'pool' | 'loopSeconds'> {
+  /** Rows handled since the last time, by sweep. */
+  swept: Record<string, number>
+}
+
+const thread = 'jobs'
+
+export class Jobs {
+  private worker: Worker
+  private answeredMs = performance.now()
+  private lookedMs = performance.now()
+  private failures = 0
+  private closing = false
+  private restart: NodeJS.Timeout | undefined
+  private readonly watch: NodeJS.Timeout
+  private readonly leased = Promise.withResolvers<void>()
+  private readonly data: JobsData
+  private readonly options: JobsOptions
+
+  /** Starts the thread at once; it keeps trying while PostgreSQL is away. */
+  constructor(options: JobsOptions) {
+    const { nodeId, version, databaseUrl, ownerUrl, logLevel, restartGraceSeconds } = options
+    this.options = options
+    this.data = {
+      nodeId,
+      version,
+      databaseUrl,
+      ownerUrl,
+      logLevel,
+      startedMs: Date.now(),
+      restartGraceSeconds,
+    }
+    this.worker = this.start()
+    this.watch = setInterval(() => this.look(), 1000)
+  }
+
+  /** Resolves once this hub holds its lease: from then on it may take agents. */
+  ready(): Promise<void> {
+    return this.leased.promise
+  }
+
+  /** True while the thread gives signs of life. */
+  healthy(): boolean {
+    return performance.now() - this.answeredMs < limits.shardAnswerMsMax
+  }
+
+  /** Lets running jobs end and leaves the cluster in order; bounded, for PostgreSQL may be away. */
+  async close(): Promise<void> {
+    this.closing = true
+    clearInterval(this.watch)
+    clearTimeout(this.restart)
+    const { worker } = this
+    if (worker.threadId === -1) return
+    const exited = new Promise<void>((resolve) => worker.once('exit', () => resolve()))
+    worker.postMessage({ type: 'stop' } satisfies ToJobs)
+    const giveUp = setTimeout(() => void worker.terminate(), limits.checkoutMsMax)
+    await exited
+    clearTimeout(giveUp)
+  }
+
+  /** The thread itself: for tests that kill it. */
+  current(): Worker {
+    return this.worker
+  }
+
+  private start(): Worker {
+    const worker = new Worker(new URL('../workers/jobs.ts', import.meta.url), {
+      workerData: this.data,
+    })
+    worker.on('message', (message: FromJobs) => this.receive(message))
+    worker.on('error', (error) => this.options.log.error({ err: error }, 'the jobs thread died'))
+    worker.on('exit', (code) => this.replace(code))
+    return worker
+  }
+
+  /** Later after each failure: a thread that can't start must not eat a core. */
+  private replace(code: number): void {
+    if (this.closing) return
+    const waitMs = Math.min(limits.shardAnswerMsMax, limits.storeRetryMs * 2 ** this.failures++)
+    this.options.log.error({ code, waitMs }, 'the jobs thread ended; it is replaced')
+    this.options.metrics.jobsRestarts.inc()
+    this.restart = setTimeout(() => {
+      this.answeredMs = performance.now()
+      this.worker = this.start()
+      this.options.onRestart()
+    }, waitMs)
+  }
+
+  /** A thread that hangs is ended, and so replaced. */
+  private look(): void {
+    const late = performance.now() - this.lookedMs > 2000
+    this.lookedMs = performance.now()
+    // When this thread itself stood still, signs of life are waiting in its mail.
+    if (late || this.healthy() || this.worker.threadId === -1) return
+    this.options.log.error('the jobs thread does not answer')
+    void this.worker.terminate()
+  }
+
+  private receive(message: FromJobs): void {
+    this.answeredMs = performance.now()
+    const { metrics, log, onEnded, onLeaseRegained } = this.options
+    switch (message.type) {
+      case 'leased':
+        this.failures = 0
+        this.leased.resolve()
+        if (!message.regained) return
+        metrics.leaseLosses.inc()
+        log.error('this hub had lost its lease and holds it again')
+        return onLeaseRegained?.()
+      case 'ended':
+        metrics.commandsEnded.inc({ status: message.status }, message.ended.length)
+        return onEnded(message.ended)
+      case 'observed':
+        return this.observe(message.observed)
+    }
+  }
+
+  private observe({ swept, pool, loopSeconds }: JobsObserved): void {
+    const { metrics } = this.options
+    for (const [sweep, rows] of Object.entries(swept)) metrics.swept.inc({ sweep }, rows)
+    observePool(metrics, thread, pool)
+    observeLoop(metrics, thread, loopSeconds)
+  }
+}
