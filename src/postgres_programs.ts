@@ -1,25 +1,27 @@
 // The PostgreSQL programs that npm brings, and who runs them: without install scripts, from a checkout
 // we can't write to, and never as root, which PostgreSQL refuses. Starts no server.
 
-import { spawnSync } from 'node:child_process'
+import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
 import {
   chmodSync,
-  chownSync,
-  cpSync,
   existsSync,
   mkdirSync,
+  readdirSync,
   readFileSync,
   readlinkSync,
-  renameSync,
   rmSync,
   statSync,
   symlinkSync,
 } from 'node:fs'
 import { createRequire } from 'node:module'
 import { basename, delimiter, dirname, join } from 'node:path'
+import { createInterface } from 'node:readline'
 
 /** A running kernel answers `true` in a millisecond. */
 const probeMsMax = 10_000
+/** Enough for a FATAL with its detail, hint and context. */
+const keptLines = 12
 
 /** How to start one of the programs: an argument vector, an environment, and the account it changes to. */
 export interface Runner {
@@ -28,13 +30,15 @@ export interface Runner {
   env: Record<string, string>
   /** The folder with `bin`, `lib` and `share`. */
   native: string
-  /** Absent: as we are. Where present, it owns the data directory. */
+  /** Owns the data directory, where that isn't us. */
   account?: Account
+  /** What `spawn` must change to, where no command in `prefix` does. */
+  identity?: { uid: number; gid: number }
   /** For the log: how it is run. */
   description: string
 }
 
-interface Account {
+export interface Account {
   name: string
   uid: number
   gid: number
@@ -69,7 +73,7 @@ export function chooseRunner(options: RunnerOptions): Runner {
   const rootsOwn = ownerOf(options.cluster) === undefined || ownerOf(options.cluster) === 0
   if (options.namespaces !== false && rootsOwn && runs(inNamespace)) return inNamespace
 
-  return runnerFor(account, plain, options)
+  return runnerFor(account, plain, options.dataDir)
 }
 
 /** The package for this machine. Its own entry only exports paths, so that the folder is what counts. */
@@ -89,16 +93,28 @@ function installedPrograms(): string {
 
 /**
  * npm packages hold no symbolic links; the package lists those its libraries need, for an install script
- * that nobody should have to run. They are made in a folder of ours, the package is never written to.
+ * that nobody should have to run. They are made in a folder of ours, the package is never written to; the
+ * libraries themselves stand beside them, since each looks for the others in the folder it was found in.
  */
 function linkLibraries(native: string, folder: string): void {
-  mkdirSync(folder, { recursive: true, mode: 0o755 })
-  for (const { source, target } of listedLinks(native)) {
-    const link = join(folder, basename(target))
-    const library = join(native, 'lib', basename(source))
-    if (linkTarget(link) === library) continue
+  mkdirSync(folder, { recursive: true })
+  // Whatever our umask is, the account that runs PostgreSQL must follow the links.
+  chmodSync(folder, 0o755)
+  const libraries = readdirSync(join(native, 'lib')).filter((name) => /\.(so|dylib)\b/.test(name))
+  const listed = listedLinks(native).map(({ source, target }) => [
+    basename(target),
+    basename(source),
+  ])
+  const wanted = new Map([...libraries.map((name) => [name, name]), ...listed] as [
+    string,
+    string,
+  ][])
+  for (const [name, library] of wanted) {
+    const link = join(folder, name)
+    const target = join(native, 'lib', library)
+    if (linkTarget(link) === target) continue
     rmSync(link, { force: true })
-    symlinkSync(library, link)
+    symlinkSync(target, link)
   }
 }
 
@@ -132,51 +148,36 @@ function environment(libraries: string): Record<string, string> {
 /** True when the server program starts this way: the namespace is allowed and the files can be read. */
 function runs({ prefix, native, env }: Runner): boolean {
   const [command, ...args] = [...prefix, join(native, 'bin', 'postgres'), '--version']
-  return command !== undefined && spawnSync(command, args, { env, timeout: probeMsMax }).status === 0
+  return (
+    command !== undefined && spawnSync(command, args, { env, timeout: probeMsMax }).status === 0
+  )
 }
 
-/** Runs as another account: everything on the way must be open to it, and the data must be its own. */
-function runnerFor(account: Account, plain: Runner, options: RunnerOptions): Runner {
-  const { dataDir } = options
-  // Only the folders on the way may be passed through; what is in them stays closed.
-  chmodSync(dataDir, 0o711)
-  const closed = firstClosed(dataDir, account.uid)
-  if (closed !== undefined) {
-    throw new Error(
-      `PostgreSQL does not run as root, and user ${account.name} may not enter ${closed}: run the hub as ` +
-        'an ordinary user, choose another DATA_DIR, or set DATABASE_URL to a PostgreSQL of your own',
-    )
+/**
+ * Another account. Where it may not pass the folders on the way it keeps one of root's privileges, to read
+ * past permissions: it still isn't root, and nothing but root's own hub ever talks to it.
+ */
+function runnerFor(account: Account, plain: Runner, dataDir: string): Runner {
+  const { name, uid, gid } = account
+  const closed = firstClosed(dataDir, uid) ?? firstClosed(join(plain.native, 'bin'), uid)
+  if (closed === undefined)
+    return { ...plain, account, identity: { uid, gid }, description: `as user ${name}` }
+  // Containers commonly grant the second, not the first, which is the smaller one.
+  for (const capability of ['dac_read_search', 'dac_override']) {
+    const change = ['setpriv', `--reuid=${uid}`, `--regid=${gid}`, '--clear-groups']
+    const keep = [`--inh-caps=+${capability}`, `--ambient-caps=+${capability}`, '--']
+    const runner = {
+      ...plain,
+      account,
+      prefix: [...change, ...keep],
+      description: `as user ${name}`,
+    }
+    if (runs(runner)) return runner
   }
-  const { native, links } = reachablePrograms(plain.native, dataDir, account.uid)
-  return {
-    ...plain,
-    native,
-    account,
-    env: environment(links),
-    description: `as user ${account.name}`,
-  }
-}
-
-/** The programs where the account may read them: in place, or in a copy (60 MB) beside the data. */
-function reachablePrograms(
-  native: string,
-  dataDir: string,
-  uid: number,
-): { native: string; links: string } {
-  const links = join(dataDir, 'lib')
-  if (firstClosed(join(native, 'bin'), uid) === undefined) return { native, links }
-  const { version } = JSON.parse(readFileSync(join(native, '..', 'package.json'), 'utf8')) as {
-    version: string
-  }
-  const copy = join(dataDir, `programs-${version}`)
-  if (!existsSync(copy)) {
-    const draft = `${copy}.new`
-    rmSync(draft, { recursive: true, force: true })
-    cpSync(native, draft, { recursive: true, mode: 0o755 })
-    renameSync(draft, copy)
-  }
-  linkLibraries(copy, links)
-  return { native: copy, links }
+  throw new Error(
+    `PostgreSQL does not run as root, and user ${name} may not enter ${closed}: run the hub as an ` +
+      'ordinary user, choose another DATA_DIR, or set DATABASE_URL to a PostgreSQL of your own',
+  )
 }
 
 /** The outermost folder on the way that the account may not pass through. */
@@ -205,7 +206,9 @@ function unprivilegedAccount(owner: number | undefined): Account {
     accounts.find(({ name }) => name === 'postgres') ??
     accounts.find(({ name }) => name === 'nobody')
   if (chosen === undefined) {
-    throw new Error('PostgreSQL does not run as root and /etc/passwd has no user postgres or nobody')
+    throw new Error(
+      'PostgreSQL does not run as root and /etc/passwd has no user postgres or nobody',
+    )
   }
   return chosen
 }
@@ -216,4 +219,72 @@ export function giveTo(runner: Runner, folder: string): void {
   if (account === undefined || ownerOf(folder) === account.uid) return
   const given = spawnSync('chown', ['-R', `${account.uid}:${account.gid}`, folder])
   if (given.status !== 0) throw new Error(`can't give ${folder} to user ${account.name}`)
+}
+
+/**
+ * Starts a program in a session of its own, so that the terminal's Ctrl-C reaches the hub alone. Where
+ * the system can, the kernel sends `deathSignal` when the hub ends without a word.
+ */
+export function spawnProgram(
+  runner: Runner,
+  program: 'initdb' | 'postgres',
+  args: string[],
+  deathSignal: 'INT' | 'KILL',
+): ChildProcess {
+  const command = [...runner.prefix]
+  // Innermost: changing the account or the namespace would clear it.
+  if (canBindToParent()) command.push('setpriv', `--pdeathsig=${deathSignal}`, '--')
+  command.push(join(runner.native, 'bin', program), ...args)
+  const [file = '', ...rest] = command
+  const child = spawn(file, rest, {
+    ...runner.identity,
+    env: runner.env,
+    cwd: '/',
+    detached: true,
+    stdio: ['ignore', 'ignore', 'pipe'],
+    windowsHide: true,
+  })
+  // An `exit` of its own follows where it started; `ended` tells where it didn't.
+  child.on('error', () => {})
+  return child
+}
+
+/** INT: sessions end, all is written. QUIT: it ends at once and recovers at the next start. */
+export function signalPostgres(
+  runner: Runner,
+  child: ChildProcess,
+  signal: 'INT' | 'QUIT' | 'KILL',
+): void {
+  if (process.platform === 'win32' && signal !== 'KILL') {
+    // Windows has no signals; PostgreSQL's own tool knows the pipe that stands for them.
+    const pgCtl = join(runner.native, 'bin', 'pg_ctl')
+    spawnSync(pgCtl, ['kill', signal, String(child.pid)], { env: runner.env })
+    return
+  }
+  child.kill(`SIG${signal}`)
+}
+
+function canBindToParent(): boolean {
+  if (process.platform !== 'linux') return false
+  const args = ['--pdeathsig=INT', '--', 'true']
+  return spawnSync('setpriv', args, { timeout: probeMsMax }).status === 0
+}
+
+/** Resolves when the process has ended, to a few words about how. */
+export async function ended(child: ChildProcess): Promise<string> {
+  if (child.pid === undefined) return 'it could not be started'
+  if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
+  return child.signalCode ?? `exit code ${child.exitCode}`
+}
+
+/** The last lines a program wrote to stderr, kept up to date: they say why it ended. */
+export function keepLines(child: ChildProcess, onLine?: (line: string) => void): string[] {
+  const lines: string[] = []
+  if (child.stderr === null) return lines
+  createInterface(child.stderr).on('line', (line) => {
+    lines.push(line)
+    if (lines.length > keptLines) lines.shift()
+    onLine?.(line)
+  })
+  return lines
 }
