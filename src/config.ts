@@ -5,7 +5,7 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { isIP } from 'node:net'
 import { availableParallelism } from 'node:os'
 import { join, resolve } from 'node:path'
-import { rateDefaults, type Rates } from './limits.ts'
+import { limits, rateDefaults, type Rates } from './limits.ts'
 import packageJson from '../package.json' with { type: 'json' }
 
 export const hubVersion: string = packageJson.version
@@ -21,6 +21,8 @@ export interface Config {
   readonly redisUrl: string | undefined
   readonly shards: number
   readonly logLevel: string
+  /** What agents are told to beat at; 2.5 times this without a beat is offline. */
+  readonly heartbeatSeconds: number
   /** Scheme, host and port under which the world reaches this hub, without a path. */
   readonly publicOrigin: string | undefined
   readonly jwtSecret: string
@@ -131,6 +133,7 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     databaseUrl,
     redisUrl,
     shards: integer('SHARDS', Math.max(1, availableParallelism() - 1), 1, 64),
+    heartbeatSeconds: integer('HEARTBEAT_SECONDS', limits.heartbeatSeconds, 1, 300),
     logLevel: oneOf('LOG_LEVEL', levels, 'info'),
     publicOrigin: publicUrl && new URL(publicUrl).origin,
     jwtSecretPrevious: get('JWT_SECRET_PREVIOUS'),

@@ -83,6 +83,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       nodeId,
       databaseUrl: database.url,
       logLevel: config.logLevel,
+      heartbeatSeconds: config.heartbeatSeconds,
       log,
       onObserved: (shard, observed) => observeShard(metrics, shard, observed),
       onRestart: () => metrics.shardRestarts.inc(),
@@ -105,7 +106,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       logLevel: config.logLevel,
       log,
       metrics,
-      restartGraceSeconds: limits.heartbeatSeconds * limits.heartbeatIntervalsMax,
+      restartGraceSeconds: config.heartbeatSeconds * limits.heartbeatIntervalsMax,
       onEnded(ended) {
         for (const { deviceId, id } of ended) shards.tell(deviceId, { type: 'ended', deviceId, id })
         shards.ended(ended.map(({ id }) => id))
@@ -174,13 +175,23 @@ async function leave(ctx: Context, front: Front, server: HttpServer): Promise<vo
   }
 }
 
+// The addon takes options beside a host, its type declarations only without one.
+type ListenWithOptions = (
+  host: string,
+  port: number,
+  options: number,
+  listening: (socket: us_listen_socket | false) => void,
+) => void
+const listenExclusive = 1
+
 function listen(
   app: ReturnType<typeof uWS.App>,
   config: Config,
 ): Promise<{ socket: us_listen_socket; port: number }> {
   return new Promise((resolve, reject) => {
+    const listenOn = app.listen.bind(app) as unknown as ListenWithOptions
     // Exclusive: by default two hubs would share a port and each see half of the agents.
-    app.listen(config.host, config.port, uWS.LIBUS_LISTEN_EXCLUSIVE_PORT, (socket) => {
+    listenOn(config.host, config.port, listenExclusive, (socket) => {
       if (socket) resolve({ socket, port: uWS.us_socket_local_port(socket) })
       else {
         const message = `port ${config.port} on ${config.host} is taken or not allowed; set PORT to another`

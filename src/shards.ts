@@ -36,6 +36,7 @@ export interface ShardsOptions {
   nodeId: string
   databaseUrl: string
   logLevel: string
+  heartbeatSeconds: number
   log: Logger
   onObserved: (shard: number, observed: Observed) => void
   onRestart: () => void
@@ -226,13 +227,13 @@ export class Shards {
 
   private start(index: number): Shard {
     const confirmed = new SharedArrayBuffer(4)
-    const { nodeId, databaseUrl, logLevel } = this.options
+    const { nodeId, databaseUrl, logLevel, heartbeatSeconds } = this.options
     const workerData: ShardData = {
       index,
       nodeId,
       databaseUrl,
       logLevel,
-      heartbeatSeconds: limits.heartbeatSeconds,
+      heartbeatSeconds,
       confirmed,
     }
     const worker = new Worker(new URL('../workers/shard.ts', import.meta.url), { workerData })

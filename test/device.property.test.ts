@@ -49,6 +49,7 @@ class World {
   readonly agentHas = new Set<string>()
   readonly runs = new Map<string, number>()
   readonly unacked = new Map<string, ResultStatus>()
+  readonly reported = new Set<string>()
   writes: Write[] = []
   accepted = 0
 
@@ -142,6 +143,7 @@ class World {
     }
     const held = this.unacked.get(id)
     if (kind === 'result' && held === undefined) return
+    if (kind === 'result') this.reported.add(id)
     const frame: AgentFrame =
       kind === 'result' ? { type: 'result', id, status: held ?? status } : { type: kind, id }
     this.run({ type: 'frame', frame })
@@ -181,7 +183,8 @@ class World {
   run(message: DeviceMessage): void {
     const { device } = this
     if (device === undefined) return
-    for (const effect of step(device, message, this.nowMs, rules)) this.apply(device, effect, message)
+    for (const effect of step(device, message, this.nowMs, rules))
+      this.apply(device, effect, message)
   }
 
   apply(device: Device, effect: Effect, cause: DeviceMessage): void {
@@ -200,7 +203,9 @@ class World {
       }
       case 'end': {
         const { id, attempts } = effect.command
-        const twice = this.writes.some((write) => write.id === id && write.end && write.epoch === device.epoch)
+        const twice = this.writes.some(
+          (write) => write.id === id && write.end && write.epoch === device.epoch,
+        )
         assert.ok(!twice, 'two ends of one command on one connection')
         this.writes.push({ epoch: device.epoch, id, end: effect.end, stage: '', attempts })
         return
@@ -208,12 +213,17 @@ class World {
       case 'ack': {
         const row = this.rows.get(effect.id)
         assert.ok(row && row.ends === 1, 'acked before the end was committed')
+        assert.ok(this.reported.has(effect.id), 'acked what the agent never reported')
         this.unacked.delete(effect.id)
         return
       }
       case 'stray':
         // The store looks it up, keeps it as a late result, and acks.
-        assert.equal(this.rows.get(effect.frame.id)?.ends ?? 1, 1, 'an open command taken for a stray')
+        assert.equal(
+          this.rows.get(effect.frame.id)?.ends ?? 1,
+          1,
+          'an open command taken for a stray',
+        )
         this.unacked.delete(effect.frame.id)
         return
       case 'check': {
@@ -250,7 +260,8 @@ class World {
       while (this.told.length > 0) this.tellNext(0)
       while (this.writes.length > 0) this.commit()
       while (this.atFront.length > 0) this.frontWrites()
-      for (let index = 0; index < this.agentHas.size; index++) this.agentSays('result', index, 'completed')
+      for (let index = 0; index < this.agentHas.size; index++)
+        this.agentSays('result', index, 'completed')
       while (this.writes.length > 0) this.commit()
       if (!this.connected) this.connect(false)
       if ([...this.rows.values()].every((row) => row.ends === 1)) return
@@ -263,7 +274,10 @@ class World {
 }
 
 const steps = fc.oneof(
-  { weight: 4, arbitrary: fc.record({ do: fc.constant('accept' as const), concurrent: fc.boolean() }) },
+  {
+    weight: 4,
+    arbitrary: fc.record({ do: fc.constant('accept' as const), concurrent: fc.boolean() }),
+  },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('connect' as const) }) },
   { weight: 4, arbitrary: fc.record({ do: fc.constant('claim' as const) }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constant('close' as const) }) },

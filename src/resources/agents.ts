@@ -79,7 +79,7 @@ async function enroll(ctx: Context, call: EnrollCall) {
     orgId: device.orgId,
     siteId: device.siteId,
     websocketUrl: `${socketOrigin(ctx, call)}/api/v1/agents/${device.id}/ws`,
-    heartbeatIntervalSeconds: limits.heartbeatSeconds,
+    heartbeatIntervalSeconds: ctx.config.heartbeatSeconds,
     releaseKeys: [],
   }
   const headers = { ...rateHeaders, Location: `/api/v1/devices/${device.id}` }
