@@ -1,5 +1,6 @@
 // One connection that stays open to LISTEN, comes back by itself, and knows until when nothing can have
 // been missed. Knows no payload.
+import { setTimeout as sleep } from 'node:timers/promises'
 import { Client, escapeIdentifier } from 'pg'
 import { connection } from './db.ts'
 import { limits } from './limits.ts'
@@ -100,7 +101,9 @@ export function listen(options: ListenOptions): Listener {
       const last = client
       client = undefined
       completeUntil = -Infinity
-      await last?.end()
+      // A half-open connection would never end politely, and stopping must not wait for it.
+      if (last)
+        await Promise.race([last.end(), sleep(limits.listenPingMs, undefined, { ref: false })])
     },
   }
 }

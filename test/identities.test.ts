@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { connect, createServer, type AddressInfo, type Socket } from 'node:net'
 import { after, afterEach, before, beforeEach, test } from 'node:test'
 import type { AccessClaims } from '../src/auth.ts'
 import { openDatabase, type Database } from '../src/db.ts'
@@ -89,6 +91,44 @@ async function killListeners(): Promise<void> {
      where datname = current_database() and application_name = 'muster listen'`,
   )
   assert.ok(killed.length > 0)
+}
+
+/** PostgreSQL behind a proxy whose open connections can fall silent without being closed. */
+async function proxyTo(target: string) {
+  const url = new URL(target)
+  const host = url.searchParams.get('host') ?? url.hostname
+  const port = Number(url.port || 5432)
+  const pairs = new Set<[Socket, Socket]>()
+  const server = createServer((socket) => {
+    const upstream = host.startsWith('/')
+      ? connect(`${host}/.s.PGSQL.${port}`)
+      : connect(port, host)
+    pairs.add([socket, upstream])
+    socket.pipe(upstream).pipe(socket)
+    for (const end of [socket, upstream]) end.on('error', () => {})
+  })
+  server.listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  url.searchParams.delete('host')
+  url.hostname = '127.0.0.1'
+  url.port = String((server.address() as AddressInfo).port)
+  return {
+    url: url.href,
+    stall() {
+      for (const [socket, upstream] of pairs) {
+        socket.unpipe(upstream)
+        upstream.unpipe(socket)
+        upstream.resume()
+      }
+    },
+    close() {
+      server.close()
+      for (const [socket, upstream] of pairs) {
+        socket.destroy()
+        upstream.destroy()
+      }
+    },
+  }
 }
 
 test('an actor is read once and then answered from the cache', async () => {
@@ -213,6 +253,23 @@ test('with the LISTEN connection killed every answer is right, and the cache com
   await disable(second.userId)
   await change
   await assert.rejects(async () => here.of(second), { code: 'USER_DISABLED' })
+})
+
+test('a connection that went silent is replaced, and what it missed is told', async () => {
+  const proxy = await proxyTo(database.url)
+  const behind = identities({ db, url: proxy.url, log })
+  try {
+    const claims = await signedIn()
+    await cached(behind, claims)
+    const missed = told(behind, 'missed')
+    proxy.stall()
+    await disable(claims.userId)
+    await missed
+    await assert.rejects(async () => behind.of(claims), { code: 'USER_DISABLED' })
+  } finally {
+    await behind.close()
+    proxy.close()
+  }
 })
 
 test('payloads that are none of ours are ignored', async () => {
