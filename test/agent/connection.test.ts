@@ -87,6 +87,17 @@ test('a hub that vanishes and returns is found again', async () => {
   assert.ok(peer.frames.some(({ type }) => type === 'heartbeat'))
 })
 
+test('what the hub has not acknowledged comes first on a new connection', async () => {
+  await using t = await startConnected()
+  t.hub.acks = false
+  const result = await t.hub.run('a', 'run_command', { command: 'echo out' })
+  t.peer.socket.close(1012)
+  const next = await t.hub.welcomed(1)
+  await t.hub.run('b', 'ping')
+  const told = next.frames.find(({ type }) => type === 'result')
+  assert.deepEqual(told, result)
+})
+
 test('reconnect keeps the old socket until the new one serves', async () => {
   await using t = await startConnected()
   t.peer.send({ type: 'reconnect', afterMs: 200, reason: 'drain' })

@@ -1,7 +1,9 @@
 // What an agent that was killed finds when it comes back. Nothing runs twice, nothing is forgotten.
 
 import assert from 'node:assert/strict'
-import { appendFileSync, existsSync, readFileSync, writeFileSync } from 'node:fs'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { appendFileSync, existsSync, readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { startTimeOf } from '../../agent/processes.ts'
@@ -70,6 +72,9 @@ test('a recorded pid that now is another process is left alone', async () => {
   await using hub = await startFakeHub()
   using folder = makeFolder()
   await enrollAt(hub.url, folder.path)
+  // A group of its own, as a command's would be: only the start time tells it apart.
+  const bystander = spawn('sleep', ['60'], { detached: true, stdio: 'ignore' })
+  const pid = bystander.pid as number
   const command = {
     type: 'command',
     id: 'a',
@@ -81,7 +86,7 @@ test('a recorded pid that now is another process is left alone', async () => {
   const records = [
     { type: 'command', command, at: 1 },
     { type: 'started', id: 'a', at: 2 },
-    { type: 'process', id: 'a', process: { pid: process.pid, startTime: 'another life' } },
+    { type: 'process', id: 'a', process: { pid, startTime: 'another life' } },
   ]
   writeFileSync(
     join(folder.path, 'journal.jsonl'),
@@ -89,6 +94,10 @@ test('a recorded pid that now is another process is left alone', async () => {
   )
   await using _agent = startAgent(folder.path)
   assert.equal((await hub.result('a')).error, 'interrupted')
+  assert.equal(bystander.exitCode ?? bystander.signalCode, null)
+  assert.notEqual(await startTimeOf(pid), null)
+  bystander.kill('SIGKILL')
+  await once(bystander, 'exit')
 })
 
 test('a torn last line of the journal is dropped, the rest counts', async () => {
@@ -105,6 +114,27 @@ test('a torn last line of the journal is dropped, the rest counts', async () => 
   assert.equal((await second.logged('journal had torn lines'))['broken'], 1)
   const again = await until(() => hub.results('a')[1], 'the kept result')
   assert.equal('stdout' in again && again.stdout, 'kept\n')
+})
+
+test('nothing is reported delivered while the disk refuses it; later it runs', async () => {
+  await using hub = await startFakeHub()
+  using folder = makeFolder()
+  const [state, away] = [join(folder.path, 'state'), join(folder.path, 'away')]
+  hub.heartbeatSeconds = 0.2
+  await enrollAt(hub.url, state)
+  await using agent = startAgent(state)
+  await hub.welcomed()
+  // The script takes the folder away; its secrets then ask for a journal that can't be rewritten.
+  const script = { language: 'sh', content: `mv ${state} ${away}`, env: { PARAM_A: 'x' } }
+  hub.command('a', 'run_script', script)
+  await agent.logged('journal cannot be written, commands wait')
+  hub.command('b', 'ping')
+  const beats = () => hub.frames().filter(({ type }) => type === 'heartbeat').length
+  const before = beats()
+  await until(() => beats() >= before + 3, 'three more heartbeats')
+  assert.ok(!hub.frames().some((frame) => 'id' in frame && frame.id === 'b'))
+  renameSync(away, state)
+  assert.equal((await hub.result('b')).status, 'completed')
 })
 
 test('SIGTERM ends a running command as interrupted and exits 0', async () => {
