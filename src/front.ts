@@ -118,6 +118,15 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
     )
   })
 
+  app.any(path, (res, req) => {
+    const request = gate.read(res, req)
+    gate.refuse(
+      res,
+      request,
+      new AppError('METHOD_NOT_ALLOWED', 'this path takes GET', { headers: { Allow: 'GET' } }),
+    )
+  })
+
   function take(ws: WebSocket<Agent>, agent: Agent, text: string): void {
     const pressure = ctx.shards.pressure(agent.shard)
     if (pressure === 'none') {

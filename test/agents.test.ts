@@ -241,10 +241,10 @@ describe('frames', () => {
     ]
     const before = await metric(unknown)
     const binaryBefore = await metric(binary)
-    agent.send({ type: 'weather', sunny: true })
+    for (let n = 0; n < 5; n++) agent.send({ type: 'weather', sunny: true })
     agent.socket.send(Buffer.from([1, 2, 3]))
-    await until('the count', async () => (await metric(unknown)) === before + 1)
-    await until('the count', async () => (await metric(binary)) === binaryBefore + 1)
+    await until('the count', async () => (await metric(unknown)) >= before + 5)
+    await until('the count', async () => (await metric(binary)) >= binaryBefore + 1)
     assert.equal(agent.closed, undefined)
   })
 

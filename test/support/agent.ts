@@ -86,6 +86,8 @@ export class FakeAgent {
       this.send({ type: 'started', id: frame.id })
       this.send({ type: 'result', id: frame.id, ...result })
     }
+    // What came together with the welcome is there already.
+    for (const frame of this.frames) if (frame.type === 'command') this.onCommand(frame)
     return this
   }
 
