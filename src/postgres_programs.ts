@@ -2,14 +2,18 @@
 // we can't write to, and never as root, which PostgreSQL refuses. Starts no server.
 
 import { spawn, spawnSync, type ChildProcess } from 'node:child_process'
+import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import {
   chmodSync,
+  cpSync,
   existsSync,
   mkdirSync,
+  mkdtempSync,
   readdirSync,
   readFileSync,
   readlinkSync,
+  renameSync,
   rmSync,
   statSync,
   symlinkSync,
@@ -22,6 +26,8 @@ import { createInterface } from 'node:readline'
 const probeMsMax = 10_000
 /** Enough for a FATAL with its detail, hint and context. */
 const keptLines = 12
+/** Root's own, open to all, and not among the temporary files, which a system tidies while they are in use. */
+const programsCache = '/var/cache/muster'
 
 /** How to start one of the programs: an argument vector, an environment, and the account it changes to. */
 export interface Runner {
@@ -154,30 +160,45 @@ function runs({ prefix, native, env }: Runner): boolean {
 }
 
 /**
- * Another account. Where it may not pass the folders on the way it keeps one of root's privileges, to read
- * past permissions: it still isn't root, and nothing but root's own hub ever talks to it.
+ * Another account. Where it may not pass the folders on the way to the data it keeps one of root's
+ * privileges, to read past permissions: it still isn't root, and only root's own hub ever talks to it.
  */
 function runnerFor(account: Account, plain: Runner, dataDir: string): Runner {
   const { name, uid, gid } = account
-  const closed = firstClosed(dataDir, uid) ?? firstClosed(join(plain.native, 'bin'), uid)
-  if (closed === undefined)
-    return { ...plain, account, identity: { uid, gid }, description: `as user ${name}` }
+  const native = openPrograms(plain.native, uid)
+  linkLibraries(native, join(dataDir, 'lib'))
+  const runner = { ...plain, native, account, description: `as user ${name}` }
+  const closed = firstClosed(dataDir, uid)
+  if (closed === undefined) return { ...runner, identity: { uid, gid } }
   // Containers commonly grant the second, not the first, which is the smaller one.
   for (const capability of ['dac_read_search', 'dac_override']) {
     const change = ['setpriv', `--reuid=${uid}`, `--regid=${gid}`, '--clear-groups']
     const keep = [`--inh-caps=+${capability}`, `--ambient-caps=+${capability}`, '--']
-    const runner = {
-      ...plain,
-      account,
-      prefix: [...change, ...keep],
-      description: `as user ${name}`,
-    }
-    if (runs(runner)) return runner
+    const privileged = { ...runner, prefix: [...change, ...keep] }
+    if (runs(privileged)) return privileged
   }
   throw new Error(
     `PostgreSQL does not run as root, and user ${name} may not enter ${closed}: run the hub as an ` +
       'ordinary user, choose another DATA_DIR, or set DATABASE_URL to a PostgreSQL of your own',
   )
+}
+
+/**
+ * The programs where any account may run them: in place, or, from a checkout that is root's alone, in a
+ * copy (60 MB). Programs look at their own files as their user, whatever privilege they have.
+ */
+function openPrograms(native: string, uid: number): string {
+  if (firstClosed(join(native, 'bin'), uid) === undefined) return native
+  const hash = createHash('sha256').update(readFileSync(join(native, 'bin', 'postgres')))
+  const copy = join(programsCache, `postgres-${hash.digest('hex').slice(0, 16)}`)
+  if (existsSync(copy)) return copy
+  mkdirSync(programsCache, { recursive: true })
+  const draft = mkdtempSync(`${copy}-`)
+  cpSync(native, draft, { recursive: true, verbatimSymlinks: true })
+  const opened = spawnSync('chmod', ['-R', 'a+rX', programsCache])
+  if (opened.status !== 0) throw new Error(`can't open ${draft} to user ${uid}`)
+  renameSync(draft, copy)
+  return copy
 }
 
 /** The outermost folder on the way that the account may not pass through. */
