@@ -3,12 +3,13 @@ import { once } from 'node:events'
 import { connect, createServer, type AddressInfo, type Socket } from 'node:net'
 import { after, afterEach, before, beforeEach, test } from 'node:test'
 import type { AccessClaims } from '../src/auth.ts'
-import { openDatabase, type Database } from '../src/db.ts'
+import { openDatabase, type Database, type Row } from '../src/db.ts'
 import { identities, notifyChange, type Identities } from '../src/identities.ts'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { createDatabase } from './support/postgres.ts'
+import { until } from './support/until.ts'
 
 const log = createLog('silent', 'test')
 let database: Awaited<ReturnType<typeof createDatabase>>
@@ -196,6 +197,32 @@ test('a change that is announced while its row is being read is not missed', asy
   here.forgetUser(claims.userId)
   await reading
   assert.ok(here.of(claims) instanceof Promise, 'the row of before the change was kept')
+})
+
+test('who asks after a change does not share what was being read before it', async () => {
+  const claims = await signedIn()
+  const reads: PromiseWithResolvers<void>[] = []
+  const slow: Database = {
+    ...db,
+    query: async <T extends Row>(text: string, values?: readonly unknown[]) => {
+      const rows = await db.query<T>(text, values)
+      const held = Promise.withResolvers<void>()
+      reads.push(held)
+      await held.promise
+      return rows
+    },
+  }
+  const slowly = identities({ db: slow, url: database.url, log })
+  const earlier = slowly.of(claims)
+  await until('the first read', () => reads.length === 1)
+  await disable(claims.userId)
+  slowly.forgetUser(claims.userId)
+  const later = assert.rejects(async () => slowly.of(claims), { code: 'USER_DISABLED' })
+  await until('the second read', () => reads.length === 2)
+  for (const { resolve } of reads) resolve()
+  assert.equal((await earlier).userId, claims.userId)
+  await later
+  await slowly.close()
 })
 
 test('a rolled-back change is announced to nobody', async () => {

@@ -13,6 +13,7 @@ import {
   signedIn,
   type Person,
 } from './support/people.ts'
+import { until } from './support/until.ts'
 
 let hub: TestHub
 let platform: Person
@@ -323,8 +324,10 @@ test('the users of a suspended organization are out at once and back when it is 
   const told: string[] = []
   const stop = hub.hub.ctx.identities.onChange((kind, id) => told.push(`${kind} ${id}`))
   assert.equal((await patch(orgId, { status: 'suspended' })).body.status, 'suspended')
+  // At once here, and by NOTIFY on every hub.
+  await until('the change to be told', () => told.length === 2)
   stop()
-  assert.ok(told.includes(`organization ${orgId}`))
+  assert.deepEqual(new Set(told), new Set([`organization ${orgId}`]))
   assert.equal(outcome(await read(orgId, admin.token)), '403 ORGANIZATION_SUSPENDED')
   assert.equal((await patch(orgId, { status: 'active' })).status, 200)
   assert.equal((await read(orgId, admin.token)).status, 200)
