@@ -47,8 +47,8 @@ export interface JobsData {
 export type ToJobs = { type: 'stop' }
 
 export type FromJobs =
-  /** This hub is known to the others: its devices are safe from their sweeps. */
-  | { type: 'leased'; regained: boolean }
+  /** This hub is known to the others from now on; `held`: it was so all the time before, too. */
+  | { type: 'leased'; held: boolean }
   | { type: 'ended'; status: EndedStatus; ended: EndedCommand[] }
   /** Once a second, also as the sign of life. */
   | { type: 'observed'; observed: JobsObserved }
@@ -68,6 +68,7 @@ export class Jobs {
   private closing = false
   private restart: NodeJS.Timeout | undefined
   private readonly watch: NodeJS.Timeout
+  private known = false
   private readonly leased = Promise.withResolvers<void>()
   private readonly data: JobsData
   private readonly options: JobsOptions
@@ -153,21 +154,29 @@ export class Jobs {
 
   private receive(message: FromJobs): void {
     this.answeredMs = performance.now()
-    const { metrics, log, onEnded, onLeaseRegained } = this.options
+    const { metrics, onEnded } = this.options
     switch (message.type) {
       case 'leased':
-        this.failures = 0
-        this.leased.resolve()
-        if (!message.regained) return
-        metrics.leaseLosses.inc()
-        log.error('this hub had lost its lease and holds it again')
-        return onLeaseRegained?.()
+        return this.onLeased(message.held)
       case 'ended':
         metrics.commandsEnded.inc({ status: message.status }, message.ended.length)
         return onEnded(message.ended)
       case 'observed':
         return this.observe(message.observed)
     }
+  }
+
+  private onLeased(held: boolean): void {
+    const { metrics, log, onLeaseRegained } = this.options
+    this.failures = 0
+    this.leased.resolve()
+    if (held || !this.known) {
+      this.known = true
+      return
+    }
+    metrics.leaseLosses.inc()
+    log.error('this hub lost its lease and holds it again: others may have taken it for dead')
+    onLeaseRegained?.()
   }
 
   private observe({ swept, pool, loopSeconds }: JobsObserved): void {

@@ -1,0 +1,204 @@
+// The jobs thread: keeps this hub's lease, ends what is due, and runs pg-boss. Holds no rule of its own:
+// what is due stands in `sweeps.ts`, who is alive in `nodes.ts`, the daily work in `maintenance.ts`.
+import { setTimeout as sleep } from 'node:timers/promises'
+import { parentPort, workerData } from 'node:worker_threads'
+import { PgBoss } from 'pg-boss'
+import { connection, openDatabase } from '../src/db.ts'
+import { limits } from '../src/limits.ts'
+import { createLog } from '../src/log.ts'
+import { LoopDelay } from '../src/loop_delay.ts'
+import type { EndedCommand, FromJobs, JobsData, ToJobs } from '../src/queue.ts'
+import { maintain } from './maintenance.ts'
+import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
+import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
+
+const data = workerData as JobsData
+const port = parentPort
+if (port === null) throw new Error('the jobs run as a worker thread')
+
+const log = createLog(data.logLevel, 'jobs')
+const onIdleError = (error: Error) => log.warn({ err: error }, 'a connection to PostgreSQL broke')
+const db = openDatabase({
+  url: data.databaseUrl,
+  name: 'jobs',
+  connections: limits.poolJobs,
+  onIdleError,
+})
+// Retention alone needs it; it connects once a day.
+const owner = openDatabase({
+  url: data.ownerUrl,
+  name: 'jobs-owner',
+  connections: 1,
+  role: 'owner',
+  onIdleError,
+})
+const lease = new Lease(db, { id: data.nodeId, version: data.version })
+const loop = new LoopDelay()
+const stopping = new AbortController()
+let swept: Record<string, number> = {}
+
+/** A hub may have been off for longer than any command may be open: look at all of them once. */
+const everyDay = 36_500
+let days: number = everyDay
+
+// Walked in full at start and once an hour even when nobody died: a hub that hung may have claimed a
+// device after its own row was gone.
+const walkMs = 3_600_000
+let walkedMs = -Infinity
+
+port.on('message', ({ type }: ToJobs) => {
+  if (type === 'stop') void stop()
+})
+const report = setInterval(() => {
+  tell({ type: 'observed', observed: { swept, pool: db.counts(), loopSeconds: loop.take() } })
+  swept = {}
+}, 1000)
+
+const running = [
+  repeat('lease', limits.nodeRenewSeconds * 1000, renewLease),
+  repeat('sweep', limits.sweepMs, sweep),
+  startBoss(),
+]
+
+function tell(message: FromJobs): void {
+  port?.postMessage(message)
+}
+
+function count(sweepName: string, rows: number): void {
+  if (rows > 0) swept[sweepName] = (swept[sweepName] ?? 0) + rows
+}
+
+async function stop(): Promise<void> {
+  stopping.abort()
+  const [, , boss] = await Promise.all(running)
+  await boss?.stop({ timeout: limits.checkoutMsMax / 2 })
+  await lease.leave(data.restartGraceSeconds)
+  await Promise.all([db.close(), owner.close()])
+  clearInterval(report)
+  port?.close()
+}
+
+/** Does `work` again and again, `pauseMs` after it ended. Says when it begins to fail, and when that ends. */
+async function repeat(
+  name: string,
+  pauseMs: number,
+  work: () => Promise<void>,
+): Promise<undefined> {
+  let failing = false
+  while (!stopping.signal.aborted) {
+    try {
+      await work()
+      if (failing) log.info({ work: name }, 'works again')
+      failing = false
+    } catch (error) {
+      if (!failing) log.warn({ err: error, work: name }, 'fails; it is tried again until it works')
+      failing = true
+    }
+    await pause(pauseMs)
+  }
+}
+
+/** Sleeps, or returns at once when the thread stops. */
+async function pause(ms: number): Promise<void> {
+  await sleep(ms, undefined, { signal: stopping.signal }).catch(() => undefined)
+}
+
+async function renewLease(): Promise<void> {
+  const { first, held } = await lease.renew()
+  if (first || !held) tell({ type: 'leased', held })
+}
+
+// ---- sweeps ----------------------------------------------------------------------------------
+
+async function sweep(): Promise<void> {
+  await endBatches('expired', () => endExpired(db, days))
+  count('idempotency_keys', await forgetIdempotencyKeys(db))
+  // What agents report when they come back after a restart of the hub comes first.
+  if (Date.now() - data.startedMs < data.restartGraceSeconds * 1000) return
+  await endBatches('timeout', () => endTimedOut(db, days))
+  days = limits.openCommandDaysMax
+  if (lease.unbroken()) await sweepOrphans()
+}
+
+async function endBatches(
+  status: 'expired' | 'timeout',
+  batch: () => Promise<EndedCommand[]>,
+): Promise<void> {
+  for (;;) {
+    const ended = await batch()
+    if (ended.length > 0) tell({ type: 'ended', status, ended })
+    count(status, ended.length)
+    if (ended.length < limits.sweepBatchMax) return
+  }
+}
+
+async function sweepOrphans(): Promise<void> {
+  const dead = await deadNodes(db)
+  if (dead.length === 0 && performance.now() - walkedMs < walkMs) return
+  const ended = await endOrphans(db)
+  walkedMs = performance.now()
+  await forgetNodes(db, dead)
+  count('orphans', ended)
+  if (ended > 0) log.info({ devices: ended, nodes: dead }, 'devices of dead hubs are offline')
+}
+
+// ---- pg-boss ---------------------------------------------------------------------------------
+
+const maintenance = 'maintenance'
+
+/** Tries until pg-boss runs; undefined when the thread stops first. */
+async function startBoss(): Promise<PgBoss | undefined> {
+  for (let tries = 0; !stopping.signal.aborted; tries++) {
+    const boss = new PgBoss(bossOptions())
+    boss.on('error', (error) => log.warn({ err: error }, 'pg-boss failed; it tries again'))
+    try {
+      await boss.start()
+      await addQueues(boss)
+      return boss
+    } catch (error) {
+      if (tries === 0) log.warn({ err: error }, 'pg-boss does not start; it is tried again')
+      await boss.stop({ graceful: false }).catch(() => undefined)
+      await pause(limits.sweepMs)
+    }
+  }
+  return undefined
+}
+
+function bossOptions() {
+  const {
+    connectionString = '',
+    options = '',
+    connectionTimeoutMillis = 0,
+  } = connection({
+    url: data.ownerUrl,
+    name: 'pg-boss',
+    role: 'owner',
+  })
+  const name = 'muster pg-boss'
+  return {
+    connectionString,
+    options,
+    connectionTimeoutMillis,
+    application_name: name,
+    schema: 'pgboss',
+    max: 2,
+  }
+}
+
+async function addQueues(boss: PgBoss): Promise<void> {
+  // One at a time in the whole cluster, whoever asks for it.
+  await boss.createQueue(maintenance, { policy: 'exclusive', retryBackoff: true, retryDelay: 60 })
+  await boss.schedule(maintenance, '23 3 * * *')
+  await boss.work(maintenance, { pollingIntervalSeconds: 10 }, runMaintenance)
+  await boss.send(maintenance)
+}
+
+async function runMaintenance(): Promise<void> {
+  try {
+    const { sessions, refreshTokens, dropped } = await maintain(db, owner)
+    log.info({ sessions, refreshTokens, dropped }, 'maintenance: deleted or dropped what is old')
+  } catch (error) {
+    log.error({ err: error }, 'maintenance failed; pg-boss tries it again')
+    throw error
+  }
+}

@@ -1,0 +1,113 @@
+// The daily work on the schema and on what is only kept for a time: partitions ahead, ended sessions,
+// retention. Every step may be repeated or cut short; the next run takes up what is left.
+import { sqlState, type Database, type Queryable } from '../src/db.ts'
+import { limits } from '../src/limits.ts'
+
+export interface Maintained {
+  sessions: number
+  refreshTokens: number
+  /** Names of the partitions that retention dropped. */
+  dropped: string[]
+}
+
+/** Does all of it. `owner` may drop partitions; everything else is the hub's own right. */
+export async function maintain(db: Database, owner: Database): Promise<Maintained> {
+  await db.query('select make_partitions($1::date, $2)', [
+    new Date().toISOString().slice(0, 10),
+    limits.partitionMonthsAhead,
+  ])
+  const sessions = await inBatches(() => db.query(sessionsSql, [limits.sweepBatchMax]))
+  const refreshTokens = await inBatches(() => db.query(tokensSql, [limits.sweepBatchMax]))
+  const days = await retentionDays(db)
+  const dropped = days === null ? [] : await dropOldPartitions(owner, days)
+  return { sessions, refreshTokens, dropped }
+}
+
+async function inBatches(batch: () => Promise<unknown[]>): Promise<number> {
+  let count = 0
+  for (;;) {
+    const rows = await batch()
+    count += rows.length
+    if (rows.length < limits.sweepBatchMax) return count
+  }
+}
+
+/** Sessions stay a month after their end for whoever asks who was signed in; their tokens go along. */
+export const sessionsSql = `
+with old as materialized (
+  select id from sessions
+  where ends_at <= now() - interval '30 days' or revoked_at <= now() - interval '30 days'
+  limit $1
+  for update skip locked
+)
+delete from sessions s using old where s.id = old.id
+returning true as gone`
+
+/** An expired token is refused exactly as one that is not there. */
+export const tokensSql = `
+with old as materialized (
+  select token_hash from refresh_tokens
+  where expires_at <= now()
+  limit $1
+  for update skip locked
+)
+delete from refresh_tokens r using old where r.token_hash = old.token_hash
+returning true as gone`
+
+/**
+ * Days that rows must be kept: the longest wish of any organization, since they share partitions. Null,
+ * which is for ever, while one of them has none.
+ */
+export async function retentionDays(db: Queryable): Promise<number | null> {
+  const [row] = await db.query<{ days: number | null }>(
+    `select case when bool_and(settings ? 'retentionDays')
+       then max((settings->>'retentionDays')::int) end as days
+     from organizations`,
+  )
+  return row?.days ?? null
+}
+
+/**
+ * Drops the partitions of commands, events and audit that hold nothing younger than `days`. One with an
+ * open command stays, and so does one whose lock is not to be had at once: dropping waits for readers of
+ * the table, and writers would wait behind it. Returns the names of those it dropped.
+ */
+export async function dropOldPartitions(owner: Database, days: number): Promise<string[]> {
+  const dropped: string[] = []
+  for (const { name } of await owner.query<{ name: string }>(oldPartitionsSql, [days])) {
+    if (name.startsWith('commands_') && (await hasOpenCommand(owner, name))) continue
+    if (await drop(owner, name)) dropped.push(name)
+  }
+  return dropped
+}
+
+const oldPartitionsSql = `
+select name from (
+  select c.relname::text as name from pg_inherits i join pg_class c on c.oid = i.inhrelid
+  where i.inhparent in ('commands'::regclass, 'events'::regclass, 'audit'::regclass)
+    and c.relname ~ '^(commands|events|audit)_[0-9]{6}$'
+) p
+where to_date(right(name, 6), 'YYYYMM') + interval '1 month' <= now() - make_interval(days => $1)
+order by name`
+
+async function hasOpenCommand(owner: Database, name: string): Promise<boolean> {
+  const rows = await owner.query(
+    `select true as open from ${name} where completed_at is null limit 1`,
+  )
+  return rows.length > 0
+}
+
+async function drop(owner: Database, name: string): Promise<boolean> {
+  try {
+    await owner.transaction(async (tx) => {
+      await tx.query(`set local lock_timeout = '500ms'`)
+      await tx.query(`drop table ${name}`)
+    })
+    return true
+  } catch (error) {
+    if (sqlState(error) === lockNotAvailable) return false
+    throw error
+  }
+}
+
+const lockNotAvailable = '55P03'

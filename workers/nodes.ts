@@ -1,0 +1,134 @@
+// Which hubs are alive, and what a dead one left behind. A node holds a lease row that it renews; devices
+// still online on a node without a lease are not online.
+import type { Queryable, Row } from '../src/db.ts'
+import { limits } from '../src/limits.ts'
+import { newEventId } from './sweeps.ts'
+
+const leaseMs = limits.nodeLeaseSeconds * 1000
+
+/** This hub's place among the living. */
+export class Lease {
+  /** Since when, and when last, the lease was held; in the milliseconds of `now`. */
+  private sinceMs = 0
+  private renewedMs = -Infinity
+  private readonly db: Queryable
+  private readonly node: { id: string; version: string }
+  private readonly now: () => number
+
+  constructor(db: Queryable, node: { id: string; version: string }, now = () => performance.now()) {
+    this.db = db
+    this.node = node
+    this.now = now
+  }
+
+  /**
+   * Takes or renews the lease. `first`: the first time here; `held`: others saw it valid until now, so
+   * nobody can have swept this hub's devices.
+   */
+  async renew(): Promise<{ first: boolean; held: boolean }> {
+    const askedMs = this.now()
+    const [row] = await this.db.query<{ held: boolean }>(renewSql, [
+      this.node.id,
+      this.node.version,
+      limits.nodeLeaseSeconds,
+    ])
+    const first = this.renewedMs === -Infinity
+    const held = row?.held === true
+    if (first || !held) this.sinceMs = askedMs
+    this.renewedMs = askedMs
+    return { first, held }
+  }
+
+  /**
+   * True when the lease is held now and was for a whole term: after an outage every living node had the
+   * time to renew its own, so a lease that is over now is a dead node's.
+   */
+  unbroken(): boolean {
+    const nowMs = this.now()
+    return nowMs - this.renewedMs < leaseMs && nowMs - this.sinceMs >= leaseMs
+  }
+
+  /**
+   * A last lease, as long as its devices may take to come back elsewhere: a hub that goes in order turns
+   * nobody offline. The row goes with the first sweep after it.
+   */
+  async leave(graceSeconds: number): Promise<void> {
+    await this.db.query(
+      'update nodes set lease_until = now() + make_interval(secs => $2) where id = $1',
+      [this.node.id, graceSeconds],
+    )
+  }
+}
+
+const renewSql = `
+with renewed as (
+  insert into nodes (id, version, lease_until)
+  values ($1, $2, now() + make_interval(secs => $3))
+  on conflict (id) do update set lease_until = excluded.lease_until, version = excluded.version
+)
+select coalesce((select lease_until > now() from nodes where id = $1), false) as held`
+
+/** The nodes whose lease is over. */
+export async function deadNodes(db: Queryable): Promise<string[]> {
+  const rows = await db.query<{ id: string }>('select id from nodes where lease_until <= now()')
+  return rows.map((row) => row.id)
+}
+
+/**
+ * Turns every device offline whose node holds no lease (also one whose row is gone), and puts what was
+ * sent to it back in its queue. Walks all presences once, in batches. Returns how many it turned.
+ */
+export async function endOrphans(db: Queryable): Promise<number> {
+  let after = '00000000-0000-0000-0000-000000000000'
+  let ended = 0
+  for (;;) {
+    const rows = await db.query<Row & { id: string; gone: boolean }>(orphansSql, [
+      after,
+      limits.sweepBatchMax,
+      limits.openCommandDaysMax,
+    ])
+    ended += rows.filter((row) => row.gone).length
+    after = rows.at(-1)?.id ?? after
+    if (rows.length < limits.sweepBatchMax) return ended
+  }
+}
+
+/** Forgets nodes once their devices are dealt with; one that came back meanwhile stays. */
+export async function forgetNodes(db: Queryable, ids: readonly string[]): Promise<void> {
+  await db.query('delete from nodes where id = any($1::uuid[]) and lease_until <= now()', [ids])
+}
+
+/**
+ * $1 device id to start after, $2 rows, $3 oldest open command in days. The epoch is checked again under
+ * the lock: a device that came back meanwhile, perhaps on a node that this snapshot does not know, stays.
+ */
+export const orphansSql = `
+with lost as materialized (
+  select p.device_id, p.epoch from device_presence p
+  where p.device_id > $1 and p.status = 'online'
+    and not exists (select from nodes n where n.id = p.node_id and n.lease_until > now())
+  order by p.device_id
+  limit $2
+), p as materialized (
+  select p.device_id from lost l join device_presence p on p.device_id = l.device_id
+  where p.epoch = l.epoch and p.status = 'online'
+  order by p.device_id
+  for update of p
+), gone as (
+  update device_presence d set status = 'offline', status_at = now(), node_id = null
+  from p where d.device_id = p.device_id
+  returning d.device_id, d.org_id
+), back as (
+  update commands c set status = 'pending'
+  from gone g
+  where c.device_id = g.device_id and c.completed_at is null and c.status = 'sent'
+    and c.id >= uuid7_floor(now() - make_interval(days => $3))
+), told as (
+  insert into events (id, org_id, type, at, site_id, data)
+  select ${newEventId}, g.org_id, 'device.offline', now(), d.site_id,
+    jsonb_build_object('deviceId', g.device_id)
+  from gone g join devices d on d.id = g.device_id
+)
+select l.device_id as id, g.device_id is not null as gone
+from lost l left join gone g on g.device_id = l.device_id
+order by l.device_id`
