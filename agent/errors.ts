@@ -30,6 +30,11 @@ export function describe(error: unknown): string {
   return `${error.message}${cause}`
 }
 
+/** Whether the operating system refused something; our own mistakes carry codes too, but no call. */
+export function isSystemError(error: unknown): boolean {
+  return typeof (error as { syscall?: unknown } | null)?.syscall === 'string'
+}
+
 /** The code of a system error (ENOENT, EPERM, …), or undefined. */
 export function errorCode(error: unknown): string | undefined {
   const code = (error as { code?: unknown } | null)?.code

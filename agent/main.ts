@@ -5,7 +5,7 @@ import { parseArgs } from 'node:util'
 import type { ParseArgsConfig } from 'node:util'
 import { parseHubUrl } from './address.ts'
 import { enroll } from './enroll.ts'
-import { AgentError, describe, errorCode, exitCodes } from './errors.ts'
+import { AgentError, describe, errorCode, exitCodes, isSystemError } from './errors.ts'
 import type { ExitCode } from './errors.ts'
 import { run } from './run.ts'
 import { defaultStateDir, stateAt } from './state.ts'
@@ -64,7 +64,7 @@ async function main(args: string[]): Promise<ExitCode> {
     return await dispatch(args)
   } catch (error) {
     // A refusal of the system (no space, no permission) is a sentence too; anything else is our bug.
-    if (!(error instanceof AgentError) && !errorCode(error)) throw error
+    if (!(error instanceof AgentError) && !isSystemError(error)) throw error
     const code = error instanceof AgentError ? error.exitCode : exitCodes.failure
     const hint = code === exitCodes.usage ? ' (see "muster-agent help")' : ''
     process.stderr.write(`muster-agent: ${describe(error)}${hint}\n`)
