@@ -76,7 +76,7 @@ export interface EmbeddedPostgres {
   /** The postmaster's process id; another one after a restart. */
   readonly pid: number
   /** Disconnects everybody and stops the server, everything written. May be called again. */
-  stop(): Promise<void>
+  stop: () => Promise<void>
 }
 
 /**
