@@ -150,9 +150,10 @@ async function during(trial: Trial, times: number, harm: () => Promise<void> | v
   await commands
 }
 
-test('a shard thread is killed three times: no agent reconnects, nothing is lost or run twice', async () => {
+test('a shard thread is killed three times: no agent reconnects, nothing is lost or run twice', async (t) => {
   const hub = await startHub(env)
   const trial = new Trial(hub.origin)
+  t.after(() => end(trial, () => hub.close()))
   await trial.begin()
   const { shards, metrics } = hub.hub.ctx
   let turn = 0
@@ -165,18 +166,22 @@ test('a shard thread is killed three times: no agent reconnects, nothing is lost
   assert.equal(values[0]?.value, 3)
   assert.ok(trial.agents.every(({ online }) => online))
   const closes = await metrics.closes.get()
-  assert.deepEqual(closes.values, [], 'a socket was closed')
-  trial.end()
-  await hub.close()
+  assert.deepEqual(closes.values, [], `a socket was closed: ${trial.agents.flatMap(({ losses }) => losses).join()}`)
 })
 
-test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resumes by itself', async () => {
+test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resumes by itself', async (t) => {
   const dataDir = mkdtempSync(join(tmpdir(), 'muster-chaos-'))
   const hub = new HubProcess(await freePort(), { ...env, DATA_DIR: dataDir })
-  await hub.start()
   const trial = new Trial(hub.origin)
+  t.after(() =>
+    end(trial, async () => {
+      await hub.kill('SIGKILL')
+      rmSync(dataDir, { recursive: true, force: true })
+    }),
+  )
+  await hub.start()
   await trial.begin()
-  const postmaster = join(dataDir, 'postgres', 'postmaster.pid')
+  const postmaster = join(dataDir, 'postgres', 'cluster', 'postmaster.pid')
   await during(trial, 2, () => {
     process.kill(Number(readFileSync(postmaster, 'utf8').split('\n')[0]), 'SIGKILL')
   })
@@ -184,15 +189,21 @@ test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resu
   await trial.judge(databaseUrlOf(hub))
   trial.end()
   assert.equal(await hub.kill('SIGTERM'), 0)
-  rmSync(dataDir, { recursive: true, force: true })
 })
 
-test('the hub is killed twice with commands in flight: agents come back, nothing is lost or run twice', async () => {
+test('the hub is killed twice with commands in flight: agents come back, nothing is lost or run twice', async (t) => {
   const database = await createDatabase()
   const dataDir = mkdtempSync(join(tmpdir(), 'muster-chaos-'))
   const hub = new HubProcess(await freePort(), { ...env, DATA_DIR: dataDir, DATABASE_URL: database.url })
-  await hub.start()
   const trial = new Trial(hub.origin)
+  t.after(() =>
+    end(trial, async () => {
+      await hub.kill('SIGKILL')
+      await database.drop()
+      rmSync(dataDir, { recursive: true, force: true })
+    }),
+  )
+  await hub.start()
   await trial.begin()
   await during(trial, 2, async () => {
     await hub.kill('SIGKILL')
@@ -201,25 +212,28 @@ test('the hub is killed twice with commands in flight: agents come back, nothing
   await trial.judge(database.url)
   trial.end()
   assert.equal(await hub.kill('SIGTERM'), 0)
-  await database.drop()
-  rmSync(dataDir, { recursive: true, force: true })
 })
 
-test('agents are killed mid-command, wave after wave: interrupted once, never run again', async () => {
+test('agents are killed mid-command, wave after wave: interrupted once, never run again', async (t) => {
   const hub = await startHub(env)
   const trial = new Trial(hub.origin)
+  t.after(() => end(trial, () => hub.close()))
   await trial.begin()
   await during(trial, 4, () => {
     for (const agent of trial.agents) if (Math.random() < 0.5) agent.kill()
   })
   await trial.judge(hub.hub.databaseUrl)
-  trial.end()
-  await hub.close()
 })
+
+/** Whatever happened: the fleet first, then its hub. */
+async function end(trial: Trial, hub: () => Promise<void>): Promise<void> {
+  trial.end()
+  await hub()
+}
 
 /** Where the embedded PostgreSQL of a hub process listens, as it said at its start. */
 function databaseUrlOf(hub: HubProcess): string {
-  const url = /DATABASE_URL=(\S+)/.exec(hub.output)?.[1]
+  const url = /DATABASE_URL=([^\s)]+)/.exec(hub.output)?.[1]
   assert.ok(url, `the hub did not say where its database is: ${hub.output}`)
   return url
 }

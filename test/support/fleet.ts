@@ -14,6 +14,8 @@ export class SimulatedAgent {
   /** How often each id was started: the proof that none runs twice. */
   readonly runs = new Map<string, number>()
   online = false
+  /** Why sockets were lost. */
+  readonly losses: string[] = []
   /** Durable: ids in the inbox, and ends that are not acked. */
   private readonly inbox = new Map<string, 'delivered' | 'running'>()
   private readonly outbox = new Map<string, Result>()
@@ -55,9 +57,10 @@ export class SimulatedAgent {
     })
     this.socket = socket
     socket.on('message', (data) => this.receive(JSON.parse(String(data)) as HubFrame))
-    socket.on('error', () => {})
-    socket.on('close', () => {
+    socket.on('error', (error) => this.losses.push(error.message))
+    socket.on('close', (code, reason) => {
       this.online = false
+      this.losses.push(`${code} ${String(reason)}`)
       this.after(Math.random() * 1500, () => this.open())
     })
   }

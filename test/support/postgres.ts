@@ -55,9 +55,9 @@ export async function createDatabase({ migrated = true } = {}): Promise<TestData
 }
 
 async function stopOwn(): Promise<void> {
-  const server = await own
+  const ending = own
   own = undefined
-  await server?.stop()
+  await (await ending)?.stop()
 }
 
 async function makeDatabase(

@@ -1,0 +1,101 @@
+// The sweeps come every two seconds: they must not read what has ended, nor what is old.
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import { openDatabase, type Database } from '../src/db.ts'
+import { limits } from '../src/limits.ts'
+import { orphansSql } from '../workers/nodes.ts'
+import { expiredSql, keysSql, timeoutSql } from '../workers/sweeps.ts'
+import { createDatabase, type TestDatabase } from './support/postgres.ts'
+import { addDevice, addPlace } from './support/rows.ts'
+
+let database: TestDatabase
+let db: Database
+
+before(async () => {
+  database = await createDatabase()
+  db = openDatabase({ url: database.url, name: 'plans', connections: 1, role: 'owner' })
+  await fill()
+})
+after(async () => {
+  await db.close()
+  await database.drop()
+})
+
+/** Ended commands of five months, a few open ones, some of them running. */
+async function fill(): Promise<void> {
+  const place = await addPlace(db)
+  const deviceId = await addDevice(db, place)
+  await db.query(`select make_partitions((now() - interval '5 months')::date, 5)`)
+  await db.query(
+    `insert into commands (id, device_id, org_id, action, payload, status, timeout_seconds,
+       created_at, expires_at, delivered_at, completed_at)
+     select overlay(gen_random_uuid()::text placing left(uuid7_floor(t)::text, 13) from 1)::uuid,
+       $1, $2, 'ping', '{}', 'completed', 300, t, t + interval '1 day', t, t
+     from (select now() - random() * interval '120 days' as t from generate_series(1, 20000)) as times`,
+    [deviceId, place.orgId],
+  )
+  await db.query(
+    `insert into commands (id, device_id, org_id, action, payload, status, timeout_seconds,
+       created_at, expires_at, delivered_at)
+     select overlay(gen_random_uuid()::text placing left(uuid7_floor(now())::text, 13) from 1)::uuid,
+       $1, $2, 'ping', '{}', case n % 2 when 0 then 'pending' else 'running' end, 300, now(),
+       now() + interval '1 day', case n % 2 when 0 then null else now() end
+     from generate_series(1, 100) as n`,
+    [deviceId, place.orgId],
+  )
+  await db.query(
+    `insert into idempotency_keys (user_id, key, body_hash, command_id)
+     select $1, n::text, '', $1 from generate_series(1, 5000) as n`,
+    [place.orgId],
+  )
+  await db.query('analyze')
+}
+
+interface Plan {
+  'Node Type': string
+  'Relation Name'?: string
+  'Index Name'?: string
+  'Subplans Removed'?: number
+  Plans?: Plan[]
+}
+
+async function plan(sql: string, values: unknown[]): Promise<Plan[]> {
+  const rows = await db.query<{ 'QUERY PLAN': { Plan: Plan }[] }>(
+    `explain (analyze, format json) ${sql}`,
+    values,
+  )
+  const nodes = (node: Plan): Plan[] => [node, ...(node.Plans ?? []).flatMap(nodes)]
+  return rows.flatMap((row) => row['QUERY PLAN'].flatMap(({ Plan: root }) => nodes(root)))
+}
+
+const month = new Date().toISOString().slice(0, 7).replace('-', '')
+const indexes = (nodes: Plan[]) => new Set(nodes.map((node) => node['Index Name']))
+
+function prunesAndSeeks(nodes: Plan[]): void {
+  assert.ok(nodes.some((node) => (node['Subplans Removed'] ?? 0) >= 3))
+  const scanned = nodes.filter((node) => node['Node Type'] === 'Seq Scan')
+  assert.ok(!scanned.some((node) => node['Relation Name'] === `commands_${month}`))
+}
+
+test('expired commands are found by the index of open ones', async () => {
+  const nodes = await plan(expiredSql, [1000, limits.openCommandDaysMax, 60])
+  prunesAndSeeks(nodes)
+  assert.ok(indexes(nodes).has(`commands_${month}_expires_at_idx`))
+})
+
+test('overdue runs are found by the index of delivered ones', async () => {
+  const nodes = await plan(timeoutSql, [1000, limits.openCommandDaysMax, 60, 30])
+  prunesAndSeeks(nodes)
+  assert.ok(indexes(nodes).has(`commands_${month}_coalesce_idx`))
+})
+
+test('commands of lost devices are found by device', async () => {
+  const nodes = await plan(orphansSql, ['00000000-0000-0000-0000-000000000000', 1000, 33])
+  prunesAndSeeks(nodes)
+})
+
+test('old idempotency keys are found by their age and removed by their place', async () => {
+  const nodes = await plan(keysSql, [1000, 24])
+  assert.ok(indexes(nodes).has('idempotency_keys_by_age'))
+  assert.ok(nodes.some((node) => node['Node Type'] === 'Tid Scan'))
+})
