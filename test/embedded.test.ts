@@ -18,14 +18,12 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { after, before, test, type TestContext } from 'node:test'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { Worker } from 'node:worker_threads'
 import pg from 'pg'
 import { startEmbedded, type EmbeddedOptions, type EmbeddedPostgres } from '../src/embedded.ts'
 import { chooseRunner } from '../src/postgres_programs.ts'
+import { until } from './support/until.ts'
 
-/** A machine under load takes seconds where an idle one takes milliseconds. */
-const patienceMs = 30_000
 const isRoot = process.geteuid?.() === 0
 const onlyRoot = { skip: isRoot ? false : 'about being root' }
 const onlyLinux = { skip: process.platform === 'linux' ? false : 'reads /proc' }
@@ -95,7 +93,7 @@ test('a killed hub leaves nothing that blocks the next one', onlyLinux, async (t
 
 test('a hub that exits without a word takes its server with it', async (t) => {
   const child = await childHub(t, await data(t), 'exit')
-  await fact('the postmaster ended', () => !isAlive(child.pid))
+  await until('the postmaster ended', () => !isAlive(child.pid))
 })
 
 test('a postmaster that nobody owns any more is stopped before the start', onlyLinux, async (t) => {
@@ -115,7 +113,7 @@ test('a killed postmaster is started again, and says so', async (t) => {
   for (const round of [1, 2]) {
     const { pid } = server
     process.kill(pid, 'SIGKILL')
-    await fact(`it is back (${round})`, async () => {
+    await until(`it is back (${round})`, async () => {
       if (server.pid === pid) return false
       return (await query(server.url, 'select n from kept').catch(() => [])).length === 1
     })
@@ -127,9 +125,9 @@ test('stop() during a restart ends it', async (t) => {
   const server = await started(t, { dataDir: await data(t) })
   const { pid } = server
   process.kill(pid, 'SIGKILL')
-  await fact('it is being restarted', () => !isAlive(pid) || server.pid !== pid)
+  await until('it is being restarted', () => !isAlive(pid) || server.pid !== pid)
   await server.stop()
-  await fact('no postmaster is left', () => !isAlive(server.pid))
+  await until('no postmaster is left', () => !isAlive(server.pid))
 })
 
 test('a stale lock file is removed where its pid is another program by now', async (t) => {
@@ -147,7 +145,7 @@ test('a stale lock file is removed where its postmaster is a zombie', onlyLinux,
   // The shell starts a child and becomes a program that never asks how the child ended.
   const parent = spawn('sh', ['-c', 'true & exec sleep 60'])
   t.after(() => parent.kill())
-  const zombie = await fact('a zombie', async () => {
+  const zombie = await until('a zombie', async () => {
     const children = await readFile(`/proc/${parent.pid}/task/${parent.pid}/children`, 'utf8')
     const pid = Number(children)
     const state = pid > 0 ? await readFile(`/proc/${pid}/stat`, 'utf8') : ''
@@ -321,7 +319,7 @@ async function orphanPostmaster(t: TestContext, dataDir: string): Promise<number
   const [file = '', ...rest] = [...prefix, join(native, 'bin', 'postgres'), ...args]
   const child = spawn(file, rest, { env, detached: true, stdio: 'ignore' })
   t.after(() => child.kill('SIGKILL'))
-  await fact('the orphan is ready', async () => {
+  await until('the orphan is ready', async () => {
     const text = await readFile(join(cluster, 'postmaster.pid'), 'utf8').catch(() => '')
     return text.includes('ready')
   })
@@ -347,18 +345,6 @@ async function query(url: string, text: string): Promise<Record<string, unknown>
     return (await client.query(text)).rows
   } finally {
     await client.end()
-  }
-}
-
-/** Waits until `look` finds it. */
-async function fact<T>(what: string, look: () => T | Promise<T>): Promise<Exclude<T, false>> {
-  const deadlineMs = performance.now() + patienceMs
-  for (;;) {
-    const found = await look()
-    // What is truthy is not `false`; the compiler does not follow through a type parameter.
-    if (found) return found as Exclude<T, false>
-    assert.ok(performance.now() < deadlineMs, what)
-    await sleep(20)
   }
 }
 
