@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtempSync, readFileSync, rmSync, statSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
@@ -9,7 +9,11 @@ import { after, before, beforeEach, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { bootstrap, introduce, type BootstrapOptions } from '../src/bootstrap.ts'
 import { sha256 } from '../src/auth.ts'
+import { hubVersion } from '../src/config.ts'
+import { migrationsDirectory } from '../src/database.ts'
 import { openDatabase, type Database } from '../src/db.ts'
+import { startEmbedded } from '../src/embedded.ts'
+import { migrate } from '../src/migrate.ts'
 import { passwords } from '../src/passwords.ts'
 import { createDatabase } from './support/postgres.ts'
 
@@ -149,6 +153,32 @@ test('an invitation by hand is made, and repeated with a new link until it is ac
   const third = await runAdmin(['invite', 'new@example.org'])
   assert.deepEqual([third.code, third.out], [1, ''])
   assert.match(third.err, /accepted an invitation before and is active/)
+})
+
+test('beside a running hub the invitation finds its embedded database', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'muster-admin-'))
+  const server = await startEmbedded({ dataDir: join(folder, 'postgres'), log: () => {} })
+  const own = openDatabase({ url: server.url, name: 'test', connections: 1 })
+  const env = { DATABASE_URL: '', DATA_DIR: folder }
+  try {
+    const empty = await runAdmin(['invite', 'a@example.org'], env)
+    assert.equal(empty.code, 1)
+    assert.match(empty.err, /no tables yet.*npm run migrate/)
+    await migrate({
+      connectionString: server.url,
+      hubVersion,
+      directory: migrationsDirectory,
+    })
+    const invited = await runAdmin(['invite', 'a@example.org'], env)
+    assert.equal(invited.code, 0, invited.err)
+    const [user] = await own.query<{ hash: Buffer }>('select invite_hash as hash from users')
+    assert.deepEqual(user?.hash, sha256(invited.out.trim().split('=')[1] ?? ''))
+    assert.deepEqual(readdirSync(folder), ['postgres'], 'the command made secrets')
+  } finally {
+    await own.close()
+    await server.stop()
+    rmSync(folder, { recursive: true })
+  }
 })
 
 test('what can not be done by hand is said in a sentence', async () => {

@@ -199,7 +199,7 @@ test('a change that is announced while its row is being read is not missed', asy
   assert.ok(here.of(claims) instanceof Promise, 'the row of before the change was kept')
 })
 
-test('who asks after a change does not share what was being read before it', async () => {
+test('who asks after a change does not share what was being read before it', async (t) => {
   const claims = await signedIn()
   const reads: PromiseWithResolvers<void>[] = []
   const slow: Database = {
@@ -213,6 +213,7 @@ test('who asks after a change does not share what was being read before it', asy
     },
   }
   const slowly = identities({ db: slow, url: database.url, log })
+  t.after(() => slowly.close())
   const earlier = slowly.of(claims)
   await until('the first read', () => reads.length === 1)
   await disable(claims.userId)
@@ -222,7 +223,6 @@ test('who asks after a change does not share what was being read before it', asy
   for (const { resolve } of reads) resolve()
   assert.equal((await earlier).userId, claims.userId)
   await later
-  await slowly.close()
 })
 
 test('a rolled-back change is announced to nobody', async () => {
@@ -240,7 +240,7 @@ test('a rolled-back change is announced to nobody', async () => {
   assert.equal(here.of(claims), actor)
 })
 
-test('a thousand requests of one session that arrive together are one statement', async () => {
+test('a thousand requests of one session that arrive together are one statement', async (t) => {
   const claims = await signedIn()
   let statements = 0
   const counting: Database = {
@@ -251,8 +251,8 @@ test('a thousand requests of one session that arrive together are one statement'
     },
   }
   const counted = identities({ db: counting, url: database.url, log })
+  t.after(() => counted.close())
   await Promise.all(Array.from({ length: 1000 }, async () => counted.of(claims)))
-  await counted.close()
   assert.equal(statements, 1)
 })
 
@@ -282,21 +282,20 @@ test('with the LISTEN connection killed every answer is right, and the cache com
   await assert.rejects(async () => here.of(second), { code: 'USER_DISABLED' })
 })
 
-test('a connection that went silent is replaced, and what it missed is told', async () => {
+test('a connection that went silent is replaced, and what it missed is told', async (t) => {
   const proxy = await proxyTo(database.url)
   const behind = identities({ db, url: proxy.url, log })
-  try {
-    const claims = await signedIn()
-    await cached(behind, claims)
-    const missed = told(behind, 'missed')
-    proxy.stall()
-    await disable(claims.userId)
-    await missed
-    await assert.rejects(async () => behind.of(claims), { code: 'USER_DISABLED' })
-  } finally {
+  t.after(async () => {
     await behind.close()
     proxy.close()
-  }
+  })
+  const claims = await signedIn()
+  await cached(behind, claims)
+  const missed = told(behind, 'missed')
+  proxy.stall()
+  await disable(claims.userId)
+  await missed
+  await assert.rejects(async () => behind.of(claims), { code: 'USER_DISABLED' })
 })
 
 test('payloads that are none of ours are ignored', async () => {
