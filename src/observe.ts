@@ -4,7 +4,6 @@ import type { Database } from './db.ts'
 import { LoopDelay } from './loop_delay.ts'
 import type { Metrics } from './metrics.ts'
 import type { Observed } from './protocol.ts'
-import type { Context } from './route.ts'
 
 /** Adds what a shard counted in the last second. */
 export function observeShard(metrics: Metrics, index: number, observed: Observed): void {
@@ -31,13 +30,21 @@ export function observeShard(metrics: Metrics, index: number, observed: Observed
   observeLoop(metrics, thread, observed.loopSeconds)
 }
 
+/** The parts of a hub whose state is read. */
+interface FrontParts {
+  readonly metrics: Metrics
+  readonly db: Database
+  readonly connectDb: Database
+  readonly commands: { readonly queued: number }
+}
+
 /** Has the front's own queues, pools and event loop read at every scrape. */
-export function observeFront(ctx: Context): void {
-  const { metrics } = ctx
+export function observeFront(parts: FrontParts): void {
+  const { metrics, db, connectDb, commands } = parts
   const loop = new LoopDelay()
   metrics.onScrape(() => {
-    for (const db of [ctx.db, ctx.connectDb]) observePool(metrics, db.name, db.counts())
-    metrics.queued.set({ queue: 'commands', thread: 'front' }, ctx.commands.queued)
+    for (const pool of [db, connectDb]) observePool(metrics, pool.name, pool.counts())
+    metrics.queued.set({ queue: 'commands', thread: 'front' }, commands.queued)
     observeLoop(metrics, 'front', loop.take())
   })
 }
