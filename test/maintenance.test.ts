@@ -49,9 +49,10 @@ test('partitions are made ahead', async () => {
 
 test('sessions go a month after their end with their tokens, expired tokens at once', async () => {
   const userId = newId()
-  await db.query(`insert into users (id, email, role) values ($1, 'a@example.org', 'platform_admin')`, [
-    userId,
-  ])
+  await db.query(
+    `insert into users (id, email, role) values ($1, 'a@example.org', 'platform_admin')`,
+    [userId],
+  )
   // Name → when it ends and was revoked, in days from now.
   const sessions = { ended: [-31, null], revoked: [20, -31], recent: [-29, null], open: [20, null] }
   for (const [name, [ends, revoked]] of Object.entries(sessions)) {
@@ -89,7 +90,9 @@ describe('retention', () => {
     assert.equal(await retentionDays(db), null)
     await makeOld()
     assert.deepEqual((await maintain(db, owner)).dropped, [])
-    await db.query(`update organizations set settings = '{"retentionDays": 30}' where id = $1`, [orgId])
+    await db.query(`update organizations set settings = '{"retentionDays": 30}' where id = $1`, [
+      orgId,
+    ])
     assert.equal(await retentionDays(db), 90)
   })
 
@@ -115,7 +118,9 @@ describe('retention', () => {
     assert.ok(!dropped.includes(kept))
     assert.ok(dropped.includes(partition('events', -6)))
     assert.ok((await partitions('commands')).includes(kept))
-    await db.query(`update commands set status = 'failed', completed_at = now() where id = $1`, [id])
+    await db.query(`update commands set status = 'failed', completed_at = now() where id = $1`, [
+      id,
+    ])
     assert.deepEqual(await dropOldPartitions(owner, 90), [kept])
   })
 

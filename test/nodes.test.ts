@@ -21,15 +21,19 @@ const leaseMs = limits.nodeLeaseSeconds * 1000
 
 let database: TestDatabase
 let db: Database
+/** Sees what the others wait for. */
+let owner: Database
 let place: Place
 
 before(async () => {
   database = await createDatabase()
   db = openDatabase({ url: database.url, name: 'nodes', connections: 4 })
+  owner = openDatabase({ url: database.url, name: 'owner', connections: 1, role: 'owner' })
   place = await addPlace(db)
 })
 after(async () => {
   await db.close()
+  await owner.close()
   await database.drop()
 })
 
@@ -52,6 +56,12 @@ async function presence(deviceId: string) {
     [deviceId],
   )
   return row
+}
+
+async function sweep(): Promise<number> {
+  const { ended, complete } = await endOrphans(db, () => true)
+  assert.ok(complete)
+  return ended
 }
 
 describe('a lease', () => {
@@ -114,20 +124,20 @@ describe('orphans', () => {
     const sent = await addCommand(db, deviceId, { status: 'sent' })
     const running = await addCommand(db, deviceId, { status: 'running', deliveredAgo: 1 })
     assert.ok((await deadNodes(db)).includes(nodeId))
-    assert.equal(await endOrphans(db), 1)
+    assert.equal(await sweep(), 1)
     assert.deepEqual(await presence(deviceId), { status: 'offline', nodeId: null })
     assert.equal((await commandRow(db, sent))?.status, 'pending')
     assert.equal((await commandRow(db, running))?.status, 'running')
     assert.deepEqual(await eventsAbout(db, deviceId), [
       { type: 'device.offline', siteId: place.siteId, data: { deviceId } },
     ])
-    assert.equal(await endOrphans(db), 0)
+    assert.equal(await sweep(), 0)
   })
 
   test('so do those of no node, and of one whose row is gone', async () => {
     const none = await addDevice(db, place, { status: 'online' })
     const unknown = await addDevice(db, place, { status: 'online', nodeId: newId() })
-    assert.equal(await endOrphans(db), 2)
+    assert.equal(await sweep(), 2)
     assert.equal((await presence(none))?.status, 'offline')
     assert.equal((await presence(unknown))?.status, 'offline')
   })
@@ -135,29 +145,29 @@ describe('orphans', () => {
   test('devices of a living node stay', async () => {
     const nodeId = await addNode(db, 15)
     const deviceId = await addDevice(db, place, { status: 'online', nodeId })
-    assert.equal(await endOrphans(db), 0)
+    assert.equal(await sweep(), 0)
     assert.deepEqual(await presence(deviceId), { status: 'online', nodeId })
   })
 
   test('a device that comes back while it is swept stays online', async () => {
     const dead = await addNode(db, -1)
     const deviceId = await addDevice(db, place, { status: 'online', nodeId: dead })
-    const swept = await db.transaction(async (tx) => {
+    const back = await db.transaction(async (tx) => {
       // The snapshot of the sweep, which begins now, sees neither the node nor the claim.
       const nodeId = await addNode(tx, 15)
       await tx.query(
         'update device_presence set epoch = epoch + 1, node_id = $2 where device_id = $1',
         [deviceId, nodeId],
       )
-      const sweep = endOrphans(db)
+      const swept = sweep()
       await waiting()
-      return { sweep, nodeId }
+      return { count: swept, nodeId }
     })
-    assert.equal(await swept.sweep, 0)
-    assert.deepEqual(await presence(deviceId), { status: 'online', nodeId: swept.nodeId })
+    assert.equal(await back.count, 0)
+    assert.deepEqual(await presence(deviceId), { status: 'online', nodeId: back.nodeId })
   })
 
-  test('more than a batch are all found in one walk', async () => {
+  test('more than a batch are found in steps, and a walk can stop between them', async () => {
     const count = limits.sweepBatchMax + 3
     await db.query(
       `with d as (
@@ -169,7 +179,10 @@ describe('orphans', () => {
        insert into device_presence (device_id, org_id, status) select id, $1, 'online' from d`,
       [place.orgId, place.siteId, count],
     )
-    assert.equal(await endOrphans(db), count)
+    let steps = 0
+    const first = await endOrphans(db, () => steps++ === 0)
+    assert.deepEqual(first, { ended: limits.sweepBatchMax, complete: false })
+    assert.equal(await sweep(), count - limits.sweepBatchMax)
   })
 })
 
@@ -186,7 +199,7 @@ test('a dead node is forgotten, one that came back is not', async () => {
 /** Resolves once a statement of this database waits for a lock. */
 async function waiting(): Promise<void> {
   await until('the sweep to wait for the lock', async () => {
-    const rows = await db.query(
+    const rows = await owner.query(
       `select true as found from pg_stat_activity
        where datname = current_database() and wait_event_type = 'Lock'`,
     )

@@ -3,7 +3,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PgBoss } from 'pg-boss'
-import { connection, openDatabase } from '../src/db.ts'
+import { connection, isConnectionFailure, openDatabase } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
@@ -72,7 +72,9 @@ async function stop(): Promise<void> {
   stopping.abort()
   const [, , boss] = await Promise.all(running)
   await boss?.stop({ timeout: limits.checkoutMsMax / 2 })
-  await lease.leave(data.restartGraceSeconds)
+  await lease
+    .leave(data.restartGraceSeconds)
+    .catch((error: unknown) => log.warn({ err: error }, 'the lease ends by itself'))
   await Promise.all([db.close(), owner.close()])
   clearInterval(report)
   port?.close()
@@ -112,7 +114,7 @@ async function renewLease(): Promise<void> {
 
 async function sweep(): Promise<void> {
   await endBatches('expired', () => endExpired(db, days))
-  count('idempotency_keys', await forgetIdempotencyKeys(db))
+  await forgetKeys()
   // What agents report when they come back after a restart of the hub comes first.
   if (Date.now() - data.startedMs < data.restartGraceSeconds * 1000) return
   await endBatches('timeout', () => endTimedOut(db, days))
@@ -132,13 +134,23 @@ async function endBatches(
   }
 }
 
+async function forgetKeys(): Promise<void> {
+  let forgotten: number
+  do {
+    forgotten = await forgetIdempotencyKeys(db)
+    count('idempotency_keys', forgotten)
+  } while (forgotten === limits.sweepBatchMax)
+}
+
 async function sweepOrphans(): Promise<void> {
   const dead = await deadNodes(db)
   if (dead.length === 0 && performance.now() - walkedMs < walkMs) return
-  const ended = await endOrphans(db)
+  const mayGoOn = () => lease.unbroken() && !stopping.signal.aborted
+  const { ended, complete } = await endOrphans(db, mayGoOn)
+  count('orphans', ended)
+  if (!complete) return
   walkedMs = performance.now()
   await forgetNodes(db, dead)
-  count('orphans', ended)
   if (ended > 0) log.info({ devices: ended, nodes: dead }, 'devices of dead hubs are offline')
 }
 
@@ -150,7 +162,11 @@ const maintenance = 'maintenance'
 async function startBoss(): Promise<PgBoss | undefined> {
   for (let tries = 0; !stopping.signal.aborted; tries++) {
     const boss = new PgBoss(bossOptions())
-    boss.on('error', (error) => log.warn({ err: error }, 'pg-boss failed; it tries again'))
+    boss.on('error', (error) => {
+      // While PostgreSQL is away the sweep has said so once.
+      const level = isConnectionFailure(error) ? 'debug' : 'warn'
+      log[level]({ err: error }, 'pg-boss failed; it tries again')
+    })
     try {
       await boss.start()
       await addQueues(boss)
@@ -165,22 +181,16 @@ async function startBoss(): Promise<PgBoss | undefined> {
 }
 
 function bossOptions() {
-  const {
-    connectionString = '',
-    options = '',
-    connectionTimeoutMillis = 0,
-  } = connection({
-    url: data.ownerUrl,
-    name: 'pg-boss',
-    role: 'owner',
-  })
-  const name = 'muster pg-boss'
+  const options = { url: data.ownerUrl, name: 'pg-boss', role: 'owner' } as const
+  // Without the members that are undefined, which pg-boss does not take.
+  const { connectionString = '', options: settings = '' } = connection(options)
   return {
     connectionString,
-    options,
-    connectionTimeoutMillis,
-    application_name: name,
+    options: settings,
+    connectionTimeoutMillis: limits.checkoutMsMax,
+    application_name: 'muster pg-boss',
     schema: 'pgboss',
+    // One that works and one that keeps the queues; nobody waits for either.
     max: 2,
   }
 }
@@ -189,8 +199,9 @@ async function addQueues(boss: PgBoss): Promise<void> {
   // One at a time in the whole cluster, whoever asks for it.
   await boss.createQueue(maintenance, { policy: 'exclusive', retryBackoff: true, retryDelay: 60 })
   await boss.schedule(maintenance, '23 3 * * *')
-  await boss.work(maintenance, { pollingIntervalSeconds: 10 }, runMaintenance)
+  // Once now as well: a hub may have been off for days.
   await boss.send(maintenance)
+  await boss.work(maintenance, { pollingIntervalSeconds: 10 }, runMaintenance)
 }
 
 async function runMaintenance(): Promise<void> {

@@ -33,25 +33,23 @@ async function inBatches(batch: () => Promise<unknown[]>): Promise<number> {
 }
 
 /** Sessions stay a month after their end for whoever asks who was signed in; their tokens go along. */
-export const sessionsSql = `
-with old as materialized (
+const sessionsSql = `
+delete from sessions where id = any(array(
   select id from sessions
   where ends_at <= now() - interval '30 days' or revoked_at <= now() - interval '30 days'
   limit $1
   for update skip locked
-)
-delete from sessions s using old where s.id = old.id
+))
 returning true as gone`
 
 /** An expired token is refused exactly as one that is not there. */
-export const tokensSql = `
-with old as materialized (
+const tokensSql = `
+delete from refresh_tokens where token_hash = any(array(
   select token_hash from refresh_tokens
   where expires_at <= now()
   limit $1
   for update skip locked
-)
-delete from refresh_tokens r using old where r.token_hash = old.token_hash
+))
 returning true as gone`
 
 /**

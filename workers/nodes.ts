@@ -76,12 +76,17 @@ export async function deadNodes(db: Queryable): Promise<string[]> {
 
 /**
  * Turns every device offline whose node holds no lease (also one whose row is gone), and puts what was
- * sent to it back in its queue. Walks all presences once, in batches. Returns how many it turned.
+ * sent to it back in its queue. Walks all presences once, in batches, each only while `mayGoOn`: when
+ * PostgreSQL stood still, the leases of the living are over too. Returns how many it turned, and whether
+ * it came to the end.
  */
-export async function endOrphans(db: Queryable): Promise<number> {
+export async function endOrphans(
+  db: Queryable,
+  mayGoOn: () => boolean,
+): Promise<{ ended: number; complete: boolean }> {
   let after = '00000000-0000-0000-0000-000000000000'
   let ended = 0
-  for (;;) {
+  while (mayGoOn()) {
     const rows = await db.query<Row & { id: string; gone: boolean }>(orphansSql, [
       after,
       limits.sweepBatchMax,
@@ -89,8 +94,9 @@ export async function endOrphans(db: Queryable): Promise<number> {
     ])
     ended += rows.filter((row) => row.gone).length
     after = rows.at(-1)?.id ?? after
-    if (rows.length < limits.sweepBatchMax) return ended
+    if (rows.length < limits.sweepBatchMax) return { ended, complete: true }
   }
+  return { ended, complete: false }
 }
 
 /** Forgets nodes once their devices are dealt with; one that came back meanwhile stays. */
@@ -116,12 +122,12 @@ with lost as materialized (
   for update of p
 ), gone as (
   update device_presence d set status = 'offline', status_at = now(), node_id = null
-  from p where d.device_id = p.device_id
+  where d.device_id = any(array(select device_id from p))
   returning d.device_id, d.org_id
 ), back as (
   update commands c set status = 'pending'
-  from gone g
-  where c.device_id = g.device_id and c.completed_at is null and c.status = 'sent'
+  where c.device_id = any(array(select device_id from gone))
+    and c.completed_at is null and c.status = 'sent'
     and c.id >= uuid7_floor(now() - make_interval(days => $3))
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)

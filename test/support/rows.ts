@@ -1,5 +1,5 @@
 // Rows as a test wants them, past every door: for statements that judge what lies in the tables.
-import { newId } from '../../src/ids.ts'
+import { idFloor, newId } from '../../src/ids.ts'
 import type { Queryable } from '../../src/db.ts'
 
 export interface Place {
@@ -12,10 +12,14 @@ export async function addPlace(db: Queryable, settings: object = {}): Promise<Pl
   const orgId = newId()
   const siteId = newId()
   await db.query(
-    'insert into organizations (id, name, slug, settings) values ($1::uuid, $1::text, $1::text, $2)',
+    'insert into organizations (id, name, slug, settings) values ($1::uuid, $1::uuid::text, $1::uuid::text, $2)',
     [orgId, JSON.stringify(settings)],
   )
-  await db.query('insert into sites (id, org_id, name) values ($1, $2, $3)', [siteId, orgId, 'site'])
+  await db.query('insert into sites (id, org_id, name) values ($1, $2, $3)', [
+    siteId,
+    orgId,
+    'site',
+  ])
   return { orgId, siteId }
 }
 
@@ -33,7 +37,7 @@ export async function addDevice(
   const id = newId()
   await db.query(
     `insert into devices (id, org_id, site_id, hostname, os, arch, token_hash)
-     values ($1, $2, $3, 'host', 'linux', 'amd64', decode(md5($1::text), 'hex'))`,
+     values ($1::uuid, $2, $3, 'host', 'linux', 'amd64', decode(md5($1::uuid::text), 'hex'))`,
     [id, orgId, siteId],
   )
   await db.query(
@@ -71,8 +75,13 @@ export async function addCommand(
   deviceId: string,
   command: CommandRow = {},
 ): Promise<string> {
-  const { status = 'pending', timeoutSeconds = 300, createdAgo = 3600, expiresAgo = -3600 } = command
-  const id = newId(Date.now() - createdAgo * 1000)
+  const {
+    status = 'pending',
+    timeoutSeconds = 300,
+    createdAgo = 3600,
+    expiresAgo = -3600,
+  } = command
+  const id = idFloor(Date.now() - createdAgo * 1000).slice(0, 14) + newId().slice(14)
   await db.query(
     `insert into commands (id, device_id, org_id, action, payload, status, timeout_seconds,
        created_at, expires_at, delivered_at, started_at)
