@@ -5,6 +5,7 @@ import type { Role } from '../../src/auth.ts'
 import { newId } from '../../src/ids.ts'
 import { startSession } from '../../src/sessions.ts'
 import type { Answer, TestHub } from './hub.ts'
+import { until } from './until.ts'
 
 export interface Person {
   id: string
@@ -89,6 +90,21 @@ export async function signInAgain(
 ): Promise<Pick<Person, 'sessionId' | 'token' | 'refreshToken'>> {
   const issued = await startSession(hub.hub.ctx.db, { userId, ip: '192.0.2.1', userAgent: 'test' })
   return { ...issued, token: await hub.hub.ctx.tokens.sign(userId, issued.sessionId) }
+}
+
+/**
+ * Counts how often a session's end is told: at once by the hub that ends it, and once more by its NOTIFY,
+ * by which every other hub learns.
+ */
+export function endsTold(hub: TestHub, sessionId: string): () => Promise<void> {
+  let times = 0
+  const stop = hub.hub.ctx.identities.onChange((kind, id) => {
+    if (kind === 'session' && id === sessionId) times++
+  })
+  return async () => {
+    await until('a session to end here and everywhere', () => times === 2)
+    stop()
+  }
 }
 
 interface AuditRow extends Record<string, unknown> {
