@@ -5,7 +5,7 @@ export interface FleetCounts {
   open: number
   /** Upgrades that failed, by reason: `HTTP 503`, `ECONNREFUSED`. */
   refused: Record<string, number>
-  /** Sockets the server ended, by close code; 1006 when there was none. */
+  /** Sockets the server ended, by close code; 1006, with the socket's error, when there was none. */
   closed: Record<string, number>
   framesOut: number
   framesIn: number

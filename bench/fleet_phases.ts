@@ -1,20 +1,33 @@
 // What every scenario does with a fleet: bring it up whole, let it rest, tell what it lost.
 import type { ConnectOptions, Fleet } from './fleet.ts'
 import type { FleetCounts } from './fleet_counts.ts'
+import type { Progress } from './progress.ts'
 
 /** Heartbeats of agents at rest: the hub asks for one each 30 s and gives up after 75. */
 export function restPerSecond(agents: number): number {
   return agents / 30
 }
 
-/** Connects the agents asked for; throws when one was refused, since the rest would be another load. */
-export async function connectAll(fleet: Fleet, options: ConnectOptions = {}): Promise<FleetCounts> {
-  const counts = await fleet.connect(options)
+/** An agent that was refused tries again, but not for ever. */
+const attemptsMax = 3
+
+/**
+ * Connects the agents asked for, again those that were refused or closed at once, as agents do; tells of
+ * each attempt that was not enough. Throws when some stay away: the rest would be another load.
+ */
+export async function connectAll(
+  fleet: Fleet,
+  progress: Progress,
+  options: ConnectOptions = {},
+): Promise<void> {
   const expected = options.to ?? fleet.size
-  if (counts.open < expected) {
-    throw new Error(`${counts.open} of ${expected} agents connected: ${lossOf(counts)}`)
+  for (let attempt = 1; ; attempt++) {
+    const counts = await fleet.connect(options)
+    if (counts.open >= expected) return
+    const message = `${counts.open} of ${expected} agents connected: ${lossOf(counts)}`
+    if (attempt === attemptsMax) throw new Error(message)
+    progress.note(`warning: ${message}; trying again`)
   }
-  return counts
 }
 
 /** Why sockets are not open, in one line. */

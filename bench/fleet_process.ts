@@ -6,7 +6,7 @@ import { SimAgent, type Device, type Ground } from './sim_agent.ts'
 
 export type FleetRequest =
   | { type: 'load'; devices: Device[]; host: string; port: number; sourceAddress?: string }
-  /** Opens agents `from` to `to`: at `perSecond`, or as fast as `inFlight` at a time goes. */
+  /** Opens agents `from` to `to` that are not open: at `perSecond`, or as fast as `inFlight` at a time goes. */
   | { type: 'connect'; from: number; to: number; inFlight: number; perSecond: number }
   /** Heartbeats in all from now on, spread evenly over the open agents; 0 is silence. */
   | { type: 'pace'; perSecond: number }
@@ -54,7 +54,11 @@ async function carryOut(request: FleetRequest): Promise<FleetCounts> {
       agents = request.devices.map((device) => new SimAgent(device, ground))
       break
     case 'connect':
-      await connectAll(agents.slice(request.from, request.to), request.inFlight, request.perSecond)
+      await connectAll(
+        agents.slice(request.from, request.to).filter((agent) => !agent.open),
+        request.inFlight,
+        request.perSecond,
+      )
       break
     case 'pace':
       Object.assign(pace, { perSecond: request.perSecond, sinceMs: performance.now(), sent: 0 })

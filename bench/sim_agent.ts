@@ -169,7 +169,9 @@ export class SimAgent {
     const { counts } = this.#ground
     if (this.#upgraded) {
       counts.open--
-      tally(counts.closed, String(this.#closeCode))
+      // Without a close frame the socket's own error is all there is to tell.
+      const code = this.#closeCode
+      tally(counts.closed, code === 1006 && failure !== 'closed' ? `1006 ${failure}` : String(code))
     } else tally(counts.refused, failure)
     this.#upgraded = false
     this.#socket = undefined

@@ -44,7 +44,7 @@ export const connect: Scenario = {
       const cpuBefore = cpuMs(target)
       const { welcomes } = await fleet.counts()
       const startedMs = performance.now()
-      await connectAll(fleet)
+      await connectAll(fleet, lab.progress)
       if (target.database) await waitForOnline(target.database, agents)
       else if (side === 'hub') await waitForWelcomes(fleet, welcomes + agents)
       const seconds = (performance.now() - startedMs) / 1000

@@ -46,7 +46,7 @@ export const heartbeats: Scenario = {
     const target = await lab.start(side)
     const fleet = await lab.fleet(target, await lab.devices(target, agents))
     lab.progress.step(`${side}: connecting ${agents} agents`)
-    await connectAll(fleet)
+    await connectAll(fleet, lab.progress)
     await fleet.pace(restPerSecond(agents))
     return async (seconds) => {
       await fleet.pace(agents * heartbeatsPerAgentSecond)

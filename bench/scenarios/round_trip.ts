@@ -63,7 +63,7 @@ export const roundTrip: Scenario = {
     }
     const devices = await lab.devices(target, agents)
     const fleet = await lab.fleet(target, devices)
-    await connectAll(fleet)
+    await connectAll(fleet, lab.progress)
     await fleet.pace(restPerSecond(agents))
     return measureCommands(target, fleet, await commandRequests(target, devices, waitSeconds), lab)
   },

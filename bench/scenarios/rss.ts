@@ -37,7 +37,7 @@ export const rss: Scenario = {
       const target = await start()
       const fleet = await lab.fleet(target, devices)
       const settledRss = async (from: number, to: number) => {
-        await connectAll(fleet, { from, to, perSecond: connectsPerSecond })
+        await connectAll(fleet, lab.progress, { from, to, perSecond: connectsPerSecond })
         await fleet.pace(restPerSecond(to))
         await sleep(seconds * 1000)
         // Never absent: this scenario refuses foreign hubs.
