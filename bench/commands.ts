@@ -8,7 +8,8 @@ const body = { action: 'run_command', payload: { command: 'uptime' } }
 
 /**
  * Hands out requests, device after device, so that no device has two commands in flight while there
- * are more devices than connections. Signs in anew: access tokens live for 15 minutes only.
+ * are more devices than connections. Signs in anew, so that no measurement outlives its access
+ * token of 15 minutes.
  */
 export async function commandRequests(
   target: Target,

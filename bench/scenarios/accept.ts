@@ -44,8 +44,8 @@ export const accept: Scenario = {
   async enter(side, lab, agents) {
     const target = await lab.start(side)
     const devices = await lab.devices(target, agents)
-    const next = await commandRequests(target, devices)
     return async (seconds) => {
+      const next = await commandRequests(target, devices)
       const cpuBefore = cpuMs(target)
       const { good, bad, ...load } = await closedLoop({
         origin: target.origin,

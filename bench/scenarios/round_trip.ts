@@ -7,6 +7,7 @@ import type { Answer } from '../http_connection.ts'
 import { closedLoop, openLoop, type TimedResult } from '../http_load.ts'
 import { cpuMs, type Lab, type Target } from '../lab.ts'
 import { echoRoundTrips } from '../echo_load.ts'
+import type { Device } from '../sim_agent.ts'
 import type { Measure, Scenario } from '../suite.ts'
 
 const connections = 64
@@ -65,13 +66,14 @@ export const roundTrip: Scenario = {
     const fleet = await lab.fleet(target, devices)
     await connectAll(fleet, lab.progress)
     await fleet.pace(restPerSecond(agents))
-    return measureCommands(target, fleet, await commandRequests(target, devices, waitSeconds), lab)
+    return measureCommands(target, fleet, devices, lab)
   },
 }
 
-function measureCommands(target: Target, fleet: Fleet, next: () => Buffer, lab: Lab): Measure {
-  const load = { origin: target.origin, connections, next, good: isCompleted }
+function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: Lab): Measure {
   return async (seconds) => {
+    const next = await commandRequests(target, devices, waitSeconds)
+    const load = { origin: target.origin, connections, next, good: isCompleted }
     const ranBefore = (await fleet.counts()).commands
     const cpuBefore = cpuMs(target)
     const throughput = await closedLoop({ ...load, seconds })
