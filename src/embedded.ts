@@ -9,14 +9,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { isMainThread } from 'node:worker_threads'
 import { addressOf, prepareCluster, removeSocketDir, type Address } from './postgres_cluster.ts'
 import { claimFolder, freeCluster, readLock } from './postgres_lock.ts'
-import {
-  chooseRunner,
-  ended,
-  keepLines,
-  signalPostgres,
-  spawnProgram,
-  type Runner,
-} from './postgres_programs.ts'
+import { ended, keepLines, lastWords, signalPostgres, spawnProgram } from './postgres_process.ts'
+import { chooseRunner, type Runner } from './postgres_programs.ts'
 
 /** A start replays at most max_wal_size of log; 2 GB take a minute or two on a slow disk. */
 const readyMsMax = 300_000
@@ -224,8 +218,7 @@ class Postmaster {
       const lock = readLock(this.#cluster)
       if (lock?.ready && lock.pid === child.pid) return
       if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null) {
-        const why = await ended(child)
-        throw new Error(`PostgreSQL did not start (${why}): ${lines.join('; ')}`)
+        throw new Error(`PostgreSQL did not start: ${await lastWords(child, lines)}`)
       }
       const nowMs = performance.now()
       if (nowMs - startedMs > readyMsMax) {

@@ -15,7 +15,8 @@ import {
 } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { ended, giveTo, keepLines, spawnProgram, type Runner } from './postgres_programs.ts'
+import { ended, keepLines, lastWords, spawnProgram } from './postgres_process.ts'
+import { giveTo, type Runner } from './postgres_programs.ts'
 
 /** The major version the programs have; another version's data needs a dump and a restore. */
 const majorVersion = '18'
@@ -85,9 +86,9 @@ async function createCluster(
   )
   const child = spawnProgram(runner, 'initdb', args, 'KILL')
   const lines = keepLines(child)
-  const why = await ended(child)
+  await ended(child)
   if (child.exitCode !== 0) {
-    throw new Error(`initdb could not make ${draft} (${why}): ${lines.join('; ')}`)
+    throw new Error(`initdb could not make ${draft}: ${await lastWords(child, lines)}`)
   }
   renameSync(draft, cluster)
   log(`created in ${((performance.now() - startedMs) / 1000).toFixed(1)} s`)

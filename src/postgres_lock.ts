@@ -5,6 +5,7 @@ import { spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import { readdirSync, readFileSync, readlinkSync, rmSync, statSync } from 'node:fs'
 import { connect, createServer, type Server } from 'node:net'
+import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 
@@ -70,14 +71,15 @@ function claimPath(folder: string): string {
   const { dev, ino } = statSync(folder, { bigint: true })
   const name = `muster-${dev}-${ino}`
   if (process.platform === 'linux') return `\0${name}`
-  return process.platform === 'win32' ? `\\\\.\\pipe\\${name}` : join(folder, 'hub')
+  return process.platform === 'win32' ? `\\\\.\\pipe\\${name}` : join(tmpdir(), `${name}.sock`)
 }
 
 async function askHolder(path: string): Promise<string> {
   const socket = connect({ path, timeout: askMsMax })
   try {
     return await new Promise<string>((resolve, reject) => {
-      socket.on('data', (data) => resolve(data.toString().trim()))
+      // Anybody may sit on a free name: only digits are taken over into our message.
+      socket.on('data', (data) => resolve(/^\d+/.exec(data.toString())?.[0] ?? 'unknown'))
       socket.on('timeout', () => resolve('unknown: it does not answer'))
       socket.on('end', () => resolve('unknown: it does not say'))
       socket.on('error', reject)
