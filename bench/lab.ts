@@ -61,6 +61,7 @@ export class Lab {
   readonly #stack = new AsyncDisposableStack()
   readonly #databases = new Map<Side, BenchDatabase>()
   readonly #devices = new Map<Side, Device[]>()
+  #starting: Promise<unknown> | undefined
 
   constructor(options: BenchOptions, progress: Progress) {
     this.options = options
@@ -69,33 +70,16 @@ export class Lab {
   }
 
   /** Starts a side's program; starting it again after `stop` finds the same database. */
-  async start(side: Side, options: StartOptions = {}): Promise<Target> {
-    const { foreign } = this.options
-    if (side === 'hub' && foreign) {
-      const stop = () => Promise.resolve()
-      const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
-      return { side, ...foreign, ...unknown, stop }
-    }
-    this.progress.step(`${side}: starting`)
-    const database = await this.#database(side, options.statements ?? false)
-    const credentials = this.#credentials
-    const metricsToken = randomBytes(24).toString('base64url')
-    const program = await startProgram({
-      command: [process.execPath, ...(options.nodeFlags ?? []), programFiles[side]],
-      env: {
-        ...limitsOff,
-        ...(database ? { DATABASE_URL: database.url } : {}),
-        DATA_DIR: join(this.folder, `${side}-data`),
-        ADMIN_EMAIL: credentials.email,
-        ADMIN_PASSWORD: credentials.password,
-        AGENT_ENROLLMENT_SECRET: credentials.enrollmentSecret,
-        METRICS_SCRAPE_TOKEN: metricsToken,
-        LOG_LEVEL: 'warn',
-      },
-      logFile: join(this.folder, `${side}.log`),
-    })
-    this.defer(() => program.stop())
-    return { side, ...program, credentials, database, metricsToken }
+  start(side: Side, options: StartOptions = {}): Promise<Target> {
+    return this.starting(() => this.#start(side, options))
+  }
+
+  /** Does work that starts something and defers its end; `close` waits for it. */
+  starting<T>(work: () => Promise<T>): Promise<T> {
+    if (this.#stack.disposed) throw new Error('the lab is closed')
+    const started = work()
+    this.#starting = started
+    return started
   }
 
   /** At least `count` devices of a target, enrolled through its API; a bare program knows no devices. */
@@ -129,8 +113,39 @@ export class Lab {
     this.#stack.defer(work)
   }
 
-  close(): Promise<void> {
-    return this.#stack.disposeAsync()
+  /** Stops everything, also what is just being started: it can't be stopped before it is there. */
+  async close(): Promise<void> {
+    await Promise.allSettled([this.#starting])
+    await this.#stack.disposeAsync()
+  }
+
+  async #start(side: Side, options: StartOptions): Promise<Target> {
+    const { foreign } = this.options
+    if (side === 'hub' && foreign) {
+      const stop = () => Promise.resolve()
+      const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
+      return { side, ...foreign, ...unknown, stop }
+    }
+    this.progress.step(`${side}: starting`)
+    const database = await this.#database(side, options.statements ?? false)
+    const credentials = this.#credentials
+    const metricsToken = randomBytes(24).toString('base64url')
+    const program = await startProgram({
+      command: [process.execPath, ...(options.nodeFlags ?? []), programFiles[side]],
+      env: {
+        ...limitsOff,
+        ...(database ? { DATABASE_URL: database.url } : {}),
+        DATA_DIR: join(this.folder, `${side}-data`),
+        ADMIN_EMAIL: credentials.email,
+        ADMIN_PASSWORD: credentials.password,
+        AGENT_ENROLLMENT_SECRET: credentials.enrollmentSecret,
+        METRICS_SCRAPE_TOKEN: metricsToken,
+        LOG_LEVEL: 'warn',
+      },
+      logFile: join(this.folder, `${side}.log`),
+    })
+    this.defer(() => program.stop())
+    return { side, ...program, credentials, database, metricsToken }
   }
 
   async #database(side: Side, statements: boolean): Promise<BenchDatabase | undefined> {

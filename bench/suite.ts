@@ -30,7 +30,7 @@ export async function runScenario(
   progress: Progress,
 ): Promise<Row[]> {
   const lab = new Lab(options, progress)
-  const release = closeOnSignal(lab)
+  const signals = closeOnSignal(lab)
   const agents = options.agents ?? scenario.agents
   const seconds = options.seconds ?? scenario.seconds
   // Beside a foreign hub nothing of ours can be compared: it may run on another machine.
@@ -59,7 +59,7 @@ export async function runScenario(
     const rows = scenario.rows.map((spec) => judge(spec, samples))
     return options.foreign ? rows.filter((row) => row.value !== null) : rows
   } finally {
-    release()
+    await signals.release()
     await lab.close()
   }
 }
@@ -75,15 +75,23 @@ function describeSample(sample: Sample): string {
     .join(', ')
 }
 
-/** An interrupted bench leaves no program behind. */
-function closeOnSignal(lab: Lab): () => void {
+/**
+ * An interrupted bench leaves no program behind. `release` ends the watch; once a signal came it never
+ * returns, since what then fails fails for being closed, and the process is about to end.
+ */
+function closeOnSignal(lab: Lab): { release(): Promise<void> } {
+  let interrupted = false
   const close = (signal: NodeJS.Signals) => {
+    interrupted = true
     void lab.close().finally(() => process.exit(signal === 'SIGINT' ? 130 : 143))
   }
   process.once('SIGINT', close)
   process.once('SIGTERM', close)
-  return () => {
-    process.off('SIGINT', close)
-    process.off('SIGTERM', close)
+  return {
+    release() {
+      process.off('SIGINT', close)
+      process.off('SIGTERM', close)
+      return interrupted ? new Promise(() => {}) : Promise.resolve()
+    },
   }
 }

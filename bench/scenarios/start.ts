@@ -33,10 +33,10 @@ export const start: Scenario = {
   ],
   async enter(_side, lab) {
     // The first start makes the database; it is no part of the goal.
-    await (await npmStart(lab)).stop()
+    await (await lab.starting(() => npmStart(lab))).stop()
     return async (seconds) => {
       const startedMs = performance.now()
-      const program = await npmStart(lab)
+      const program = await lab.starting(() => npmStart(lab))
       const readySeconds = (performance.now() - startedMs) / 1000
       await sleep(seconds * 1000)
       const pid = findHub(program)
