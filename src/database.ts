@@ -56,7 +56,9 @@ export async function startDatabase(
 async function ownDatabase(config: Config, say: (line: string) => void): Promise<RunningDatabase> {
   const dataDir = join(config.dataDir, 'postgres')
   const { url, stop } = await startEmbedded({ dataDir, log: say })
-  return { url, where: `embedded PostgreSQL in ${dataDir}`, stop }
+  // For psql or a backup; on a platform where it holds a password it stays untold.
+  const address = new URL(url).password === '' ? ` (DATABASE_URL=${url})` : ''
+  return { url, where: `embedded PostgreSQL in ${dataDir}${address}`, stop }
 }
 
 async function waitForDatabase(url: string, say: (line: string) => void): Promise<RunningDatabase> {

@@ -42,6 +42,7 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
   const gate = new Gate(ctx, tokens)
   const frames = frameAllowance(ctx.config.rates.FRAMES, ctx.config.rates.FRAMES_BURST)
   let open = 0
+  let opened: WebSocket<Agent> | undefined
 
   app.ws<Agent>(path, {
     // One more frame size than allowed: a frame between the two is closed with a reason.
@@ -63,20 +64,18 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
           const shard = ctx.shards.of(deviceId)
           const { ip } = request
           const agent = { conn: -1, deviceId, orgId, ip, shard, tokenRotated, fullMs: 0 }
+          // Nothing but the upgrade happens while corked: on its way out, cork() reads memory that the
+          // upgrade has just given back (uNetworking/uWebSockets#1928), and closes the socket when an
+          // allocation made inside has reused it. So `open` only notes the socket.
           res.cork(() => res.upgrade(agent, key, agentSubprotocol, extensions, context))
+          if (opened !== undefined) register(opened)
+          opened = undefined
         },
         (error: unknown) => gate.refuse(res, request, error),
       )
     },
     open(ws) {
-      const agent = ws.getUserData()
-      agent.conn = free.pop() ?? sockets.length
-      sockets[agent.conn] = ws
-      open++
-      ctx.metrics.agents.set(open)
-      const { conn, deviceId, orgId, ip, tokenRotated } = agent
-      const socket = { conn, deviceId, orgId, ip, tokenRotated, resumed: false }
-      ctx.shards.tell(deviceId, { type: 'connect', ...socket })
+      opened = ws
     },
     message(ws, message, isBinary) {
       const agent = ws.getUserData()
@@ -99,7 +98,10 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
     },
     close(ws, code) {
       const { conn, deviceId } = ws.getUserData()
-      if (conn === -1) return
+      if (conn === -1) {
+        opened = undefined
+        return
+      }
       sockets[conn] = undefined
       open--
       ctx.metrics.agents.set(open)
@@ -126,6 +128,17 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       new AppError('METHOD_NOT_ALLOWED', 'this path takes GET', { headers: { Allow: 'GET' } }),
     )
   })
+
+  function register(ws: WebSocket<Agent>): void {
+    const agent = ws.getUserData()
+    agent.conn = free.pop() ?? sockets.length
+    sockets[agent.conn] = ws
+    open++
+    ctx.metrics.agents.set(open)
+    const { conn, deviceId, orgId, ip, tokenRotated } = agent
+    const socket = { conn, deviceId, orgId, ip, tokenRotated, resumed: false }
+    ctx.shards.tell(deviceId, { type: 'connect', ...socket })
+  }
 
   function take(ws: WebSocket<Agent>, agent: Agent, text: string): void {
     const pressure = ctx.shards.pressure(agent.shard)

@@ -127,7 +127,7 @@ export async function startHub(env: Record<string, string> = {}): Promise<TestHu
     DATABASE_URL: database.url,
     DATA_DIR: dataDir,
     PORT: '0',
-    LOG_LEVEL: 'silent',
+    LOG_LEVEL: process.env['TEST_LOG_LEVEL'] ?? 'silent',
     JWT_SECRET: 'a test secret of more than 32 bytes',
     AGENT_ENROLLMENT_SECRET: enrollmentSecret,
     METRICS_SCRAPE_TOKEN: metricsToken,
