@@ -56,7 +56,10 @@ export const actions: Readonly<Record<string, Action>> = {
   restart_agent: action({ timeoutSeconds: 60 }),
   upgrade_agent: action({
     payload: {
-      version: Type.String({ pattern: String.raw`^\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`, maxLength: 64 }),
+      version: Type.String({
+        pattern: String.raw`^\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`,
+        maxLength: 64,
+      }),
     },
     may: 'commands.upgrade',
     timeoutSeconds: 900,
@@ -88,7 +91,10 @@ export function payloadErrors(name: string, payload: unknown): { path: string; m
   const check = checks.get(name)
   if (check === undefined || check.Check(payload)) return []
   return check.Errors(payload).map((error) => {
-    const params = error.params as { requiredProperties?: string[]; additionalProperties?: string[] }
+    const params = error.params as {
+      requiredProperties?: string[]
+      additionalProperties?: string[]
+    }
     const member = (params.requiredProperties ?? params.additionalProperties)?.[0]
     return {
       path: member === undefined ? error.instancePath : `${error.instancePath}/${member}`,
@@ -101,7 +107,9 @@ export function payloadErrors(name: string, payload: unknown): { path: string; m
   })
 }
 
-function action(options: Partial<Omit<Action, 'payload'>> & { payload?: TObject['properties'] }): Action {
+function action(
+  options: Partial<Omit<Action, 'payload'>> & { payload?: TObject['properties'] },
+): Action {
   return {
     may: 'commands.write',
     timeoutSeconds: limits.commandTimeoutSecondsDefault,

@@ -59,7 +59,9 @@ export class AgentTokens {
     const hash = `\\x${sha256(token).toString('hex')}`
     return new Promise((resolve, reject) => {
       if (this.batcher.push({ deviceId, hash, resolve, reject })) return
-      reject(new AppError('OVERLOADED', 'too many agents connect at once', { retryAfterSeconds: 5 }))
+      reject(
+        new AppError('OVERLOADED', 'too many agents connect at once', { retryAfterSeconds: 5 }),
+      )
     })
   }
 
@@ -84,7 +86,9 @@ export class AgentTokens {
     }
     if (row.suspended) {
       const message = 'the organization is suspended; try again in 10 minutes'
-      return item.reject(new AppError('ORGANIZATION_SUSPENDED', message, { retryAfterSeconds: 600 }))
+      return item.reject(
+        new AppError('ORGANIZATION_SUSPENDED', message, { retryAfterSeconds: 600 }),
+      )
     }
     item.resolve({
       deviceId: item.deviceId,

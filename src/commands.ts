@@ -233,7 +233,10 @@ function acceptedOf(item: Waiting, row: AcceptRow): Accepted {
 function refusalOf(row: AcceptRow | undefined): AppError {
   if (row === undefined) return new AppError('NOT_FOUND', 'there is no such device')
   if (row.gone) {
-    return new AppError('DEVICE_DECOMMISSIONED', 'the device is decommissioned; it takes no commands')
+    return new AppError(
+      'DEVICE_DECOMMISSIONED',
+      'the device is decommissioned; it takes no commands',
+    )
   }
   return new AppError(
     'QUEUE_FULL',

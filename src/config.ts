@@ -31,6 +31,8 @@ export interface Config {
   readonly enrollmentSecretPrevious: string | undefined
   readonly metricsToken: string | undefined
   readonly adminEmail: string | undefined
+  /** In production, who is invited as the first admin when ADMIN_EMAIL is unset. */
+  readonly acmeEmail: string | undefined
   readonly adminPassword: string | undefined
   readonly trustedProxies: readonly string[]
   readonly rates: Rates
@@ -140,6 +142,7 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     enrollmentSecretPrevious: get('AGENT_ENROLLMENT_SECRET_PREVIOUS'),
     metricsToken: get('METRICS_SCRAPE_TOKEN'),
     adminEmail,
+    acmeEmail: get('ACME_EMAIL'),
     adminPassword,
     trustedProxies,
     rates,

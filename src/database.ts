@@ -85,7 +85,9 @@ async function waitForDatabase(url: string, say: (line: string) => void): Promis
           const seconds = limits.startRetrySeconds
           throw new StartError(`${where} did not answer for ${seconds} s: ${reason}`, 1)
         }
-        say(`${where} does not answer (${reason}); trying for another ${Math.ceil(leftMs / 1000)} s`)
+        say(
+          `${where} does not answer (${reason}); trying for another ${Math.ceil(leftMs / 1000)} s`,
+        )
         await sleep(Math.min(2000, leftMs))
       }
     }

@@ -81,6 +81,11 @@ async function inTransaction<T>(pool: pg.Pool, work: (tx: Queryable) => Promise<
     throw translate(error, pool)
   }
   let broken: Error | undefined
+  // A backend that dies between two statements tells the connection, not a query.
+  const onError = (error: Error) => {
+    broken = error
+  }
+  client.on('error', onError)
   try {
     await client.query('begin')
     const result = await work({
@@ -95,6 +100,7 @@ async function inTransaction<T>(pool: pg.Pool, work: (tx: Queryable) => Promise<
     })
     throw translate(error, pool)
   } finally {
+    client.off('error', onError)
     client.release(broken)
   }
 }
@@ -119,7 +125,9 @@ export function isConnectionFailure(error: unknown): boolean {
   // 08 connection, 57P admin shutdown and crash, 53 out of resources, 40 retryable conflict.
   if (/^(08|57P|53|40)/.test(code) || code === '57014' || code === '25006') return true
   if (/^E[A-Z]+$/.test(code)) return true
-  return /connection|timeout exceeded|Client was closed/i.test(error.message) && !/^\w{5}$/.test(code)
+  return (
+    /connection|timeout exceeded|Client was closed/i.test(error.message) && !/^\w{5}$/.test(code)
+  )
 }
 
 /** SQLSTATE of an error that came from PostgreSQL, else undefined. */
@@ -162,7 +170,8 @@ export class Where {
     return this
   }
 
-  toString(): string {
+  /** `where …`, or nothing when there is no condition. */
+  text(): string {
     return this.conditions.length === 0 ? '' : `where ${this.conditions.join(' and ')}`
   }
 }

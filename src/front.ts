@@ -243,7 +243,8 @@ class Gate {
     }
     const { code } = refusal as AppError
     this.ctx.metrics.connects.inc({ outcome: code.toLowerCase() })
-    if (!request.aborted) sendReply(res, errorReply(refusal as AppError, request.requestId), request.requestId)
+    if (!request.aborted)
+      sendReply(res, errorReply(refusal as AppError, request.requestId), request.requestId)
   }
 
   /** The accept budget: a second's worth of sockets at most at once. */

@@ -9,7 +9,14 @@ import { cleanText } from './clean.ts'
 import { AppError, errorBody } from './errors.ts'
 import { bearer } from './http_headers.ts'
 import { limits } from './limits.ts'
-import { invalid, isUnstorable, parameterNames, type Context, type Reply, type Route } from './route.ts'
+import {
+  invalid,
+  isUnstorable,
+  parameterNames,
+  type Context,
+  type Reply,
+  type Route,
+} from './route.ts'
 
 export interface HttpServer {
   /** Requests being answered right now. */

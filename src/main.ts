@@ -55,7 +55,7 @@ export async function run(options: RunOptions): Promise<Hub> {
   }
   try {
     const database = await startDatabase(config, say)
-    stops.push(database.stop)
+    stops.push(() => database.stop())
     const pool = (name: string, connections: number, role: 'hub' | 'owner' = 'hub') => {
       const db = openDatabase({
         url: database.url,
@@ -92,6 +92,8 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => shards.close())
     people.onChange((kind, id) => {
       if (kind === 'organization') shards.organizationChanged(id)
+      // Changes may have passed while nobody listened: look at every organization with agents here.
+      else if (kind === 'missed') shards.broadcast({ type: 'organizations' })
     })
     const commands = new Commands({
       db,
@@ -111,7 +113,9 @@ export async function run(options: RunOptions): Promise<Hub> {
         for (const { deviceId, id } of ended) shards.tell(deviceId, { type: 'ended', deviceId, id })
         shards.ended(ended.map(({ id }) => id))
       },
-      onRestart: () => log.error('the jobs thread ended; it is replaced'),
+      onRestart: () => metrics.jobsRestarts.inc(),
+      // Others may have taken this hub for dead and its devices for offline: claim them anew.
+      onLeaseRegained: () => shards.broadcast({ type: 'reclaim' }),
     })
     stops.push(() => jobs.close())
 
@@ -137,7 +141,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     observeFront(ctx)
     const admin = await bootstrap({
       config,
-      inviteEmail: options.env['ACME_EMAIL'],
+      inviteEmail: config.acmeEmail,
       publicOrigin: ctx.publicOrigin,
       db,
       passwords: hasher,
@@ -146,6 +150,8 @@ export async function run(options: RunOptions): Promise<Hub> {
     const app = uWS.App()
     const server = serveHttp(app, ctx, routes, options)
     const front = serveAgents(app, ctx)
+    // Before the first agent: another hub's sweep must know this node when it meets its claims.
+    await jobs.ready()
     const listening = await listen(app, config)
     const origin = `http://${hostOf(config)}:${listening.port}`
     stops.push(async () => {
@@ -156,7 +162,15 @@ export async function run(options: RunOptions): Promise<Hub> {
     })
     for (const line of greeting(config, origin, database.where)) say(line)
     if (admin) for (const line of introduce(admin)) say(line)
-    return { origin, port: listening.port, ctx, front, jobs, databaseUrl: database.url, close: stopAll }
+    return {
+      origin,
+      port: listening.port,
+      ctx,
+      front,
+      jobs,
+      databaseUrl: database.url,
+      close: stopAll,
+    }
   } catch (error) {
     await stopAll()
     throw error
@@ -222,7 +236,9 @@ async function readiness(db: Database, shards: Shards, jobs: Jobs) {
 }
 
 function greeting(config: Config, origin: string, database: string): string[] {
-  const made = config.generated.map((name) => `${name} is kept in ${secretFile(config.dataDir, name)}`)
+  const made = config.generated.map(
+    (name) => `${name} is kept in ${secretFile(config.dataDir, name)}`,
+  )
   const secret = config.generated.includes('AGENT_ENROLLMENT_SECRET')
     ? `"$(cat '${secretFile(config.dataDir, 'AGENT_ENROLLMENT_SECRET')}')"`
     : '"$AGENT_ENROLLMENT_SECRET"'

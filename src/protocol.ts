@@ -148,7 +148,8 @@ export type ShardMessage =
       conn: number
       deviceId: string
       orgId: string
-      ip: string
+      /** Null: as it was. */
+      ip: string | null
       /** The socket outlived its shard: claim again, but do not welcome the agent twice. */
       resumed: boolean
       /** The agent used its new token, so the old one ends. */
@@ -164,6 +165,10 @@ export type ShardMessage =
   | { type: 'decommissioned'; deviceId: string }
   /** Status or settings of this organization changed: read them again. */
   | { type: 'organization'; orgId: string }
+  /** Any organization may have changed unheard. */
+  | { type: 'organizations' }
+  /** Others may have taken this hub for dead: claim every open socket anew. */
+  | { type: 'reclaim' }
   /** The hub goes down in order: sockets that close now are no device's fault. */
   | { type: 'leaving' }
   /** Once a second. All deadlines are judged here, after what came before it in the mail. */

@@ -54,9 +54,9 @@ export interface Call<P, Q, B> {
   userAgent: string | null
   requestId: string
   /** A header that the route lists in `headers`; '' when absent. */
-  header(name: string): string
+  header: (name: string) => string
   /** Rejects waiting work when the caller has gone. */
-  onAbort(listener: () => void): void
+  onAbort: (listener: () => void) => void
 }
 
 export interface Reply {
@@ -91,7 +91,7 @@ export interface Route {
   bodyOptional: boolean
   /** Request headers the handler reads, lower case; others are gone once the body arrives. */
   headers: readonly string[]
-  handle(ctx: Context, call: Call<unknown, unknown, unknown>): Promise<Reply> | Reply
+  handle: (ctx: Context, call: Call<unknown, unknown, unknown>) => Promise<Reply> | Reply
 }
 
 export interface Checker {
@@ -121,7 +121,7 @@ interface RouteOptions<
   bodyOptional?: boolean
   headers?: readonly string[]
   responses: Record<number, TSchema | null>
-  handle(ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>): Promise<Reply> | Reply
+  handle: (ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>) => Promise<Reply> | Reply
 }
 
 /** Makes a route; the schemas are compiled once, here. */
@@ -154,16 +154,16 @@ export function parameterNames(path: string): string[] {
 }
 
 /**
- * Compiles a schema. Unknown members are refused by name. `fromText` reads numbers and booleans from
+ * Compiles a schema. Unknown members are refused by name. `textual` reads numbers and booleans from
  * the texts of a query string, and only where the schema asks for one.
  */
-function checker(schema: TObject, prefix: string, fromText = false): Checker {
+function checker(schema: TObject, prefix: string, textual = false): Checker {
   const closed = { ...schema, additionalProperties: false }
   const compiled = Compile(closed)
   return {
     schema: closed,
     check(value) {
-      const candidate = fromText ? fromTexts(schema, value as Record<string, string>) : value
+      const candidate = textual ? fromTexts(schema, value as Record<string, string>) : value
       if (compiled.Check(candidate)) return candidate
       throw refusal(describe(compiled.Errors(candidate), prefix))
     },

@@ -250,7 +250,9 @@ export class Shards {
       stopped: undefined,
     }
     worker.on('message', ({ mail }: FrontMail) => this.receive(shard, mail))
-    worker.on('error', (error) => this.options.log.error({ err: error, shard: index }, 'shard died'))
+    worker.on('error', (error) =>
+      this.options.log.error({ err: error, shard: index }, 'shard died'),
+    )
     worker.on('exit', (code) => this.replace(shard, code))
     return shard
   }

@@ -3,7 +3,13 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { newId } from '../src/ids.ts'
 import { FakeAgent } from './support/agent.ts'
-import { enrollmentSecret, metricsToken, startHub, type Device, type TestHub } from './support/hub.ts'
+import {
+  enrollmentSecret,
+  metricsToken,
+  startHub,
+  type Device,
+  type TestHub,
+} from './support/hub.ts'
 import { until } from './support/until.ts'
 
 let hub: TestHub
@@ -36,20 +42,27 @@ describe('enrollment', () => {
     assert.match(one.body.agentToken, /^mst_[\w-]{43}$/)
     assert.match(one.body.websocketUrl, /^ws:\/\/127\.0\.0\.1:\d+\/api\/v1\/agents\/.*\/ws$/)
     assert.equal(one.body.heartbeatIntervalSeconds, 1)
-    const two = await enroll({ ...facts, os: 'macos', arch: 'aarch64' }, { 'x-enrollment-secret': enrollmentSecret })
+    const two = await enroll(
+      { ...facts, os: 'macos', arch: 'aarch64' },
+      { 'x-enrollment-secret': enrollmentSecret },
+    )
     assert.equal(two.body.siteId, one.body.siteId)
     const { os, arch, status: state, lastSeenAt } = await device(two.body.deviceId)
     assert.deepEqual([os, arch, state, lastSeenAt], ['darwin', 'arm64', 'offline', null])
   })
 
   test('a wrong or missing secret is 401 and makes nothing', async () => {
-    const before = (await hub.get('/devices?limit=1')).body.data[0].id
-    for (const body of [{ ...facts }, { ...facts, enrollmentSecret: 'wrong' }, { ...facts, enrollmentSecret: '' }]) {
+    const newest = (await hub.get('/devices?limit=1')).body.data[0].id
+    for (const body of [
+      { ...facts },
+      { ...facts, enrollmentSecret: 'wrong' },
+      { ...facts, enrollmentSecret: '' },
+    ]) {
       const answer = await enroll(body)
       assert.deepEqual([answer.status, answer.body.error.code], [401, 'INVALID_ENROLLMENT_SECRET'])
       assert.ok(answer.headers.get('www-authenticate'))
     }
-    assert.equal((await hub.get('/devices?limit=1')).body.data[0].id, before)
+    assert.equal((await hub.get('/devices?limit=1')).body.data[0].id, newest)
   })
 
   test('SQL and header injection in its fields are only texts', async () => {
@@ -123,7 +136,8 @@ describe('the upgrade', () => {
   test('is refused with a reason that the same address tells without an upgrade', async () => {
     const one = await hub.enroll()
     const path = `/agents/${one.deviceId}/ws`
-    const plain = (token: string | undefined, id = one.deviceId) => hub.get(`/agents/${id}/ws`, { token })
+    const plain = (token: string | undefined, id = one.deviceId) =>
+      hub.get(`/agents/${id}/ws`, { token })
     assert.deepEqual((await plain(one.agentToken)).body.error.code, 'UPGRADE_REQUIRED')
     assert.equal((await plain(undefined)).body.error.code, 'UNAUTHENTICATED')
     assert.equal((await plain('mst_wrong')).body.error.code, 'INVALID_TOKEN')
@@ -160,7 +174,11 @@ describe('presence', () => {
     const one = await hub.enroll()
     const agent = await FakeAgent.connect(one, hub.origin)
     await status(one.deviceId, 'online')
-    agent.heartbeat({ seq: 7, agentVersion: '9.9.9', metrics: { cpuPercent: 12.5, loud: 'x', over: 1e999 } })
+    agent.heartbeat({
+      seq: 7,
+      agentVersion: '9.9.9',
+      metrics: { cpuPercent: 12.5, loud: 'x', over: Infinity },
+    })
     assert.equal((await agent.frame('heartbeat_ack')).seq, 7)
     await agent.close()
     await status(one.deviceId, 'offline')
@@ -197,7 +215,10 @@ describe('presence', () => {
     const opened = await Promise.all(
       Array.from({ length: 20 }, () => FakeAgent.open(one, hub.origin)),
     )
-    await until('all but one to be closed', () => opened.filter(({ closed }) => !closed).length === 1)
+    await until(
+      'all but one to be closed',
+      () => opened.filter(({ closed }) => !closed).length === 1,
+    )
     const last = opened.find(({ closed }) => !closed)
     await last?.frame('welcome')
     await status(one.deviceId, 'online')
@@ -223,12 +244,24 @@ describe('frames', () => {
 
   test('malformed ones are answered with an error and cost nobody the socket', async () => {
     const evil = [
-      '{', 'null', '[]', '"x"', '7', '{"type":"result"}', '{"type":"result","id":5,"status":"completed"}',
-      '{"type":"result","id":"x","status":"great"}', '{"type":"delivered"}', '{"type":"alert"}',
-      `{"type":"delivered","id":"${'x'.repeat(10_000)}"}`, '{"__proto__":{"type":"heartbeat"}}',
+      '{',
+      'null',
+      '[]',
+      '"x"',
+      '7',
+      '{"type":"result"}',
+      '{"type":"result","id":5,"status":"completed"}',
+      '{"type":"result","id":"x","status":"great"}',
+      '{"type":"delivered"}',
+      '{"type":"alert"}',
+      `{"type":"delivered","id":"${'x'.repeat(10_000)}"}`,
+      '{"__proto__":{"type":"heartbeat"}}',
     ]
     for (const text of evil) agent.send(text)
-    await until('an error per fault', () => agent.frames.filter(({ type }) => type === 'error').length >= 10)
+    await until(
+      'an error per fault',
+      () => agent.frames.filter(({ type }) => type === 'error').length >= 10,
+    )
     agent.heartbeat({ seq: 1 })
     await agent.frame('heartbeat_ack')
     assert.equal(agent.closed, undefined)
@@ -239,11 +272,11 @@ describe('frames', () => {
       'muster_frames_dropped_total{reason="unknown"}',
       'muster_frames_dropped_total{reason="binary"}',
     ]
-    const before = await metric(unknown)
+    const unknownBefore = await metric(unknown)
     const binaryBefore = await metric(binary)
     for (let n = 0; n < 5; n++) agent.send({ type: 'weather', sunny: true })
     agent.socket.send(Buffer.from([1, 2, 3]))
-    await until('the count', async () => (await metric(unknown)) >= before + 5)
+    await until('the count', async () => (await metric(unknown)) >= unknownBefore + 5)
     await until('the count', async () => (await metric(binary)) >= binaryBefore + 1)
     assert.equal(agent.closed, undefined)
   })
@@ -252,7 +285,9 @@ describe('frames', () => {
     const deep = '['.repeat(100_000) + ']'.repeat(100_000)
     agent.send(`{"type":"inventory","os":${deep}}`)
     agent.send(`{"type":"result","id":"${newId()}","status":"failed","data":${deep}}`)
-    agent.send(`{"type":"heartbeat","seq":4242,"metrics":${'{"a":'.repeat(5000)}1${'}'.repeat(5000)}}`)
+    agent.send(
+      `{"type":"heartbeat","seq":4242,"metrics":${'{"a":'.repeat(5000)}1${'}'.repeat(5000)}}`,
+    )
     await until('the ack of a heartbeat after them', () =>
       agent.frames.some((frame) => frame.type === 'heartbeat_ack' && frame.seq === 4242),
     )
@@ -300,7 +335,8 @@ describe('sockets that harm', () => {
     // Every broken frame is answered; what is not read piles up in the hub, up to the bound.
     let sent = 0
     const flood = setInterval(() => {
-      if (sent++ < 400 && agent.socket.bufferedAmount < 1e6) for (let n = 0; n < 2000; n++) agent.send('{')
+      if (sent++ < 400 && agent.socket.bufferedAmount < 1e6)
+        for (let n = 0; n < 2000; n++) agent.send('{')
     }, 5)
     await status(slow.deviceId, 'offline')
     clearInterval(flood)

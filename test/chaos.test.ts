@@ -140,7 +140,11 @@ async function inParallel(count: number, width: number, work: (n: number) => Pro
 }
 
 /** Does `harm` when about a fifth, two fifths, … of the commands are accepted. */
-async function during(trial: Trial, times: number, harm: () => Promise<void> | void): Promise<void> {
+async function during(
+  trial: Trial,
+  times: number,
+  harm: () => Promise<void> | void,
+): Promise<void> {
   const commands = trial.command()
   for (let n = 1; n <= times; n++) {
     const mark = (commandCount * n) / (times + 1)
@@ -166,7 +170,11 @@ test('a shard thread is killed three times: no agent reconnects, nothing is lost
   assert.equal(values[0]?.value, 3)
   assert.ok(trial.agents.every(({ online }) => online))
   const closes = await metrics.closes.get()
-  assert.deepEqual(closes.values, [], `a socket was closed: ${trial.agents.flatMap(({ losses }) => losses).join()}`)
+  assert.deepEqual(
+    closes.values,
+    [],
+    `a socket was closed: ${trial.agents.flatMap(({ losses }) => losses).join()}`,
+  )
 })
 
 test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resumes by itself', async (t) => {
@@ -185,7 +193,10 @@ test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resu
   await during(trial, 2, () => {
     process.kill(Number(readFileSync(postmaster, 'utf8').split('\n')[0]), 'SIGKILL')
   })
-  assert.ok(trial.agents.every(({ online }) => online), 'an agent lost its socket')
+  assert.ok(
+    trial.agents.every(({ online }) => online),
+    'an agent lost its socket',
+  )
   await trial.judge(databaseUrlOf(hub))
   trial.end()
   assert.equal(await hub.kill('SIGTERM'), 0)
@@ -194,7 +205,11 @@ test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resu
 test('the hub is killed twice with commands in flight: agents come back, nothing is lost or run twice', async (t) => {
   const database = await createDatabase()
   const dataDir = mkdtempSync(join(tmpdir(), 'muster-chaos-'))
-  const hub = new HubProcess(await freePort(), { ...env, DATA_DIR: dataDir, DATABASE_URL: database.url })
+  const hub = new HubProcess(await freePort(), {
+    ...env,
+    DATA_DIR: dataDir,
+    DATABASE_URL: database.url,
+  })
   const trial = new Trial(hub.origin)
   t.after(() =>
     end(trial, async () => {

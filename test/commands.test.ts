@@ -81,7 +81,8 @@ describe('the way of a command', () => {
   test('a result before delivered, even before started, ends the command', async () => {
     const device = await hub.enroll()
     const agent = await FakeAgent.connect(device, hub.origin)
-    agent.onCommand = ({ id }) => agent.send({ type: 'result', id, status: 'completed', exitCode: 0 })
+    agent.onCommand = ({ id }) =>
+      agent.send({ type: 'result', id, status: 'completed', exitCode: 0 })
     const { status, deliveredAt } = await send(device, run, '?wait=20')
     assert.deepEqual({ status, deliveredAt }, { status: 'completed', deliveredAt: null })
     await agent.close()
@@ -89,7 +90,10 @@ describe('the way of a command', () => {
 
   test('a non-zero exit is failed, whatever the agent calls it', async () => {
     const device = await hub.enroll()
-    const agent = (await FakeAgent.connect(device, hub.origin)).obey({ status: 'completed', exitCode: 3 })
+    const agent = (await FakeAgent.connect(device, hub.origin)).obey({
+      status: 'completed',
+      exitCode: 3,
+    })
     const { status, result } = await send(device, run, '?wait=20')
     assert.deepEqual([status, result.exitCode], ['failed', 3])
     await agent.close()
@@ -147,7 +151,10 @@ describe('the way of a command', () => {
     first.send({ type: 'started', id })
     await ended(id, 'running')
     await first.close()
-    await until('offline', async () => (await hub.get(`/devices/${device.deviceId}`)).body.status === 'offline')
+    await until(
+      'offline',
+      async () => (await hub.get(`/devices/${device.deviceId}`)).body.status === 'offline',
+    )
     assert.equal((await command(id)).status, 'running')
     const second = await FakeAgent.connect(device, hub.origin)
     second.send({ type: 'result', id, status: 'completed', exitCode: 0, stdout: 'late but there' })
@@ -218,7 +225,9 @@ describe('the way of a command', () => {
     const { id } = await send(device)
     await agent.frame('command', id)
     // jsonb takes no number beyond numeric's range, JSON has no such bound.
-    agent.send(`{"type":"result","id":"${id}","status":"completed","exitCode":0,"data":${nested(3000)}}`)
+    agent.send(
+      `{"type":"result","id":"${id}","status":"completed","exitCode":0,"data":${nested(3000)}}`,
+    )
     await agent.frame('ack', id)
     const { status, result } = await command(id)
     assert.ok(['completed', 'failed'].includes(status), status)
@@ -292,7 +301,10 @@ describe('ends that the hub gives', () => {
     first.send({ type: 'delivered', id })
     await ended(id, 'delivered')
     await first.close()
-    await until('offline', async () => (await hub.get(`/devices/${device.deviceId}`)).body.status === 'offline')
+    await until(
+      'offline',
+      async () => (await hub.get(`/devices/${device.deviceId}`)).body.status === 'offline',
+    )
     assert.equal((await hub.post(`/commands/${id}/cancel`)).status, 200)
     const second = await FakeAgent.connect(device, hub.origin)
     await second.frame('cancel', id)
@@ -387,8 +399,8 @@ describe('what is refused', () => {
     )
     assert.equal(new Set(parallel.map(({ body }) => body.id)).size, 1)
     await hub.delete(`/devices/${device.deviceId}`)
-    const after = await hub.post(path, run, { headers })
-    assert.deepEqual([after.status, after.body.id], [202, first.body.id])
+    const later = await hub.post(path, run, { headers })
+    assert.deepEqual([later.status, later.body.id], [202, first.body.id])
   })
 
   test('one caller’s bad row in a batch reaches nobody else', async () => {
@@ -403,7 +415,10 @@ describe('what is refused', () => {
       }),
     ])
     assert.equal(answers.filter(({ status }) => status === 202).length, 20)
-    assert.deepEqual(answers.slice(20).map(({ status }) => status), [404, 400])
+    assert.deepEqual(
+      answers.slice(20).map(({ status }) => status),
+      [404, 400],
+    )
   })
 })
 
@@ -427,7 +442,12 @@ test('lists of commands page newest first and by status', async () => {
   }
   assert.deepEqual(seen, ids)
   const cancelled = await hub.get(`/devices/${device.deviceId}/commands?status=cancelled`)
-  assert.deepEqual(cancelled.body.data.map((item: { id: string }) => item.id), [ids[6]])
-  const foreign = await hub.get(`/devices/${device.deviceId}/commands?status=pending&cursor=${cursor}x`)
+  assert.deepEqual(
+    cancelled.body.data.map((item: { id: string }) => item.id),
+    [ids[6]],
+  )
+  const foreign = await hub.get(
+    `/devices/${device.deviceId}/commands?status=pending&cursor=${cursor}x`,
+  )
   assert.equal(foreign.body.error.code, 'INVALID_CURSOR')
 })

@@ -146,19 +146,22 @@ export class CommandWrites {
   }
 
   private async commit(writes: CommandWrite[]): Promise<void> {
-    const rows = await this.db.query<{ id: string; fresh: boolean; applied: boolean }>(commandsSql, [
-      plainArray(writes.map((write) => write.id)),
-      plainArray(writes.map((write) => write.deviceId)),
-      plainArray(writes.map((write) => write.epoch)),
-      plainArray(writes.map((write) => write.status)),
-      textArray(writes.map((write) => write.result)),
-      plainArray(writes.map((write) => write.attempts)),
-      plainArray(writes.map((write) => write.sentMs)),
-      plainArray(writes.map((write) => write.deliveredMs)),
-      plainArray(writes.map((write) => write.startedMs)),
-      plainArray(writes.map((write) => write.completedMs)),
-      plainArray(writes.map(() => newId())),
-    ])
+    const rows = await this.db.query<{ id: string; fresh: boolean; applied: boolean }>(
+      commandsSql,
+      [
+        plainArray(writes.map((write) => write.id)),
+        plainArray(writes.map((write) => write.deviceId)),
+        plainArray(writes.map((write) => write.epoch)),
+        plainArray(writes.map((write) => write.status)),
+        textArray(writes.map((write) => write.result)),
+        plainArray(writes.map((write) => write.attempts)),
+        plainArray(writes.map((write) => write.sentMs)),
+        plainArray(writes.map((write) => write.deliveredMs)),
+        plainArray(writes.map((write) => write.startedMs)),
+        plainArray(writes.map((write) => write.completedMs)),
+        plainArray(writes.map(() => newId())),
+      ],
+    )
     const byId = new Map(rows.map((row) => [row.id, row]))
     this.events.onCommands(
       writes.map((write) => {
@@ -183,7 +186,10 @@ export class CommandWrites {
     try {
       await this.commit([{ ...write, status: 'failed', result }])
     } catch (second) {
-      this.events.onProblem('a command could not be ended', { id: write.id, reason: String(second) })
+      this.events.onProblem('a command could not be ended', {
+        id: write.id,
+        reason: String(second),
+      })
     }
   }
 }

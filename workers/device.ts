@@ -1,6 +1,11 @@
 // The device actor: presence, heartbeat deadline and command queue of one device as a pure function.
 // Takes a message and a time, changes the device it is given, returns effects. Never does I/O.
-import { closeCodes, type AgentFrame, type CommandMessage, type EndedStatus } from '../src/protocol.ts'
+import {
+  closeCodes,
+  type AgentFrame,
+  type CommandMessage,
+  type EndedStatus,
+} from '../src/protocol.ts'
 import type { ResultFrame, AgentMetrics, AlertFrame, InventoryFrame } from '../src/protocol.ts'
 
 /**
@@ -131,13 +136,18 @@ export function openDevice(
  * The actor. `nowMs` is a clock that stands still while the hub does, so that a stall of the hub never
  * counts against an agent. Mutates `device` and returns what is to be done, in order.
  */
-export function step(device: Device, message: DeviceMessage, nowMs: number, rules: Rules): Effect[] {
+export function step(
+  device: Device,
+  message: DeviceMessage,
+  nowMs: number,
+  rules: Rules,
+): Effect[] {
   if (device.held !== null) return stepLoading(device, message, nowMs, rules)
   switch (message.type) {
     case 'claimed':
       return []
     case 'frame':
-      return frame(device, message.frame, nowMs, rules)
+      return onFrame(device, message.frame, nowMs, rules)
     case 'sent':
       return sent(device, message.id)
     case 'command':
@@ -194,7 +204,7 @@ function stepLoading(
   return effects
 }
 
-function frame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules): Effect[] {
+function onFrame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules): Effect[] {
   switch (frame.type) {
     case 'heartbeat':
       device.heardMs = nowMs
@@ -227,7 +237,8 @@ function sent(device: Device, id: string): Effect[] {
 function delivered(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
   const command = find(device, id)
   if (command === undefined) return []
-  if (command.stage !== 'sending' && command.stage !== 'sent' && command.stage !== 'pending') return []
+  if (command.stage !== 'sending' && command.stage !== 'sent' && command.stage !== 'pending')
+    return []
   if (command.stage === 'sending') command.attempts++
   command.stage = 'delivered'
   command.dueMs = runDeadline(command, nowMs, rules)
@@ -261,7 +272,14 @@ function result(device: Device, frame: ResultFrame): Effect[] {
   command.stage = 'ending'
   command.reported = true
   const { type: _type, id: _id, status, ...rest } = frame
-  const end = { exitCode: null, stdout: '', stderr: '', truncated: false, error: null, durationMs: null }
+  const end = {
+    exitCode: null,
+    stdout: '',
+    stderr: '',
+    truncated: false,
+    error: null,
+    durationMs: null,
+  }
   return [{ type: 'end', command, end: { ...end, ...rest, status: endOf(status, rest.exitCode) } }]
 }
 
@@ -390,7 +408,8 @@ function tick(device: Device, nowMs: number, rules: Rules): Effect[] {
 /** Past its deadline: what waits expires, what the agent has timed out. The agent is told to stop. */
 function overdue(command: OpenCommand): Effect[] {
   const { stage, id, timeoutSeconds } = command
-  if (stage === 'pending') return [endNow(command, 'expired', 'it expired before the device took it')]
+  if (stage === 'pending')
+    return [endNow(command, 'expired', 'it expired before the device took it')]
   if (stage === 'delivered' || stage === 'running') {
     return [
       { type: 'cancel', id },

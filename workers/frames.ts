@@ -32,9 +32,7 @@ function check(members: Members, chars: number): ReadFrame {
       return { frame: heartbeat(members) }
     case 'delivered':
     case 'started':
-      return isId(members['id'])
-        ? { frame: { type: members['type'], id: members['id'] } }
-        : noId
+      return isId(members['id']) ? { frame: { type: members['type'], id: members['id'] } } : noId
     case 'result':
       return result(members)
     case 'progress':
@@ -52,7 +50,10 @@ function check(members: Members, chars: number): ReadFrame {
   }
 }
 
-const noId: ReadFrame = { fault: 'invalid', message: 'id must be a string of at most 64 characters' }
+const noId: ReadFrame = {
+  fault: 'invalid',
+  message: 'id must be a string of at most 64 characters',
+}
 
 function isId(value: unknown): value is string {
   return typeof value === 'string' && value !== '' && value.length <= 64

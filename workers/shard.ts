@@ -1,11 +1,11 @@
 // One shard thread: the loop around its device actors. Takes mail from the front, runs the actors, carries
 // their effects to the store and back to the front. Holds no rule of its own about devices.
-import { monitorEventLoopDelay } from 'node:perf_hooks'
 import { parentPort, workerData } from 'node:worker_threads'
 import { isConcurrent } from '../src/actions.ts'
 import { openDatabase } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
+import { LoopDelay } from '../src/loop_delay.ts'
 import {
   closeCodes,
   type FrontMessage,
@@ -48,8 +48,7 @@ const rules: Rules = {
   presenceFlushMs: limits.presenceFlushMs,
 }
 const confirmed = new Int32Array(data.confirmed)
-const loop = monitorEventLoopDelay({ resolution: 20 })
-loop.enable()
+const loop = new LoopDelay()
 
 /** By the front's connection number, dense because the front reuses numbers. */
 const byConn: (Device | undefined)[] = []
@@ -166,8 +165,13 @@ function onMessage(message: ShardMessage): void {
     case 'decommissioned':
       return closeDevice(byId.get(message.deviceId), closeCodes.decommissioned, 'decommissioned')
     case 'organization':
-      void onOrganization(message.orgId)
+      void onOrganizations([message.orgId])
       return
+    case 'organizations':
+      void onOrganizations([...new Set(Array.from(byId.values(), ({ orgId }) => orgId))])
+      return
+    case 'reclaim':
+      return reclaim()
     case 'leaving':
       leaving = true
       return
@@ -216,22 +220,38 @@ function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
   else toFront({ type: 'answer', ask: message.ask, value: 'unknown' })
 }
 
-async function onOrganization(orgId: string): Promise<void> {
+/** Closes the sockets of those of these organizations that are suspended. */
+async function onOrganizations(orgIds: string[]): Promise<void> {
   try {
-    const [row] = await db.query<{ status: string }>(
-      'select status from organizations where id = $1',
-      [orgId],
+    const rows = await db.query<{ id: string }>(
+      `select id from organizations where id = any($1::uuid[]) and status = 'suspended'`,
+      [orgIds],
     )
-    if (row?.status !== 'suspended') return
+    const suspended = new Set(rows.map(({ id }) => id))
     for (const device of byId.values()) {
-      if (device.orgId !== orgId) continue
+      if (!suspended.has(device.orgId)) continue
       closeDevice(device, closeCodes.organizationSuspended, 'the organization is suspended')
     }
     flush()
   } catch (error) {
     // Asked again until PostgreSQL answers: a suspension must not be missed.
-    log.warn({ err: error, orgId }, 'an organization could not be read')
-    setTimeout(() => void onOrganization(orgId), limits.storeRetryMs)
+    log.warn({ err: error }, 'organizations could not be read')
+    setTimeout(() => void onOrganizations(orgIds), limits.storeRetryMs)
+  }
+}
+
+/** The sockets stay; their devices begin again with a new epoch and the queue that PostgreSQL holds. */
+function reclaim(): void {
+  for (const { conn, id: deviceId, orgId } of Array.from(byId.values())) {
+    connect({
+      type: 'connect',
+      conn,
+      deviceId,
+      orgId,
+      ip: null,
+      resumed: true,
+      tokenRotated: false,
+    })
   }
 }
 
@@ -415,8 +435,7 @@ function onClaimed({ claim, epoch, commands }: Claimed): void {
 function openCommand(stored: StoredCommand): OpenCommand {
   const { status, deliveredMs, startedMs, timeoutSeconds, expiresMs, ...rest } = stored
   const runs = startedMs ?? deliveredMs
-  const due =
-    runs === null ? expiresMs : runs + timeoutSeconds * 1000 + rules.timeoutGraceMs
+  const due = runs === null ? expiresMs : runs + timeoutSeconds * 1000 + rules.timeoutGraceMs
   return {
     ...rest,
     timeoutSeconds,
@@ -457,6 +476,6 @@ function stats() {
     devices: byId.size,
     depths: store.depths(),
     pool: counts,
-    loopSeconds: { p50: loop.percentile(50) / 1e9, p99: loop.percentile(99) / 1e9 },
+    loopSeconds: loop.take(),
   }
 }

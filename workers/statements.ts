@@ -33,7 +33,7 @@ with i as (
   for update of p
 ), claimed as (
   update device_presence d
-  set epoch = d.epoch + 1, node_id = $5, status = 'online', last_seen_at = now(), ip_address = i.ip,
+  set epoch = d.epoch + 1, node_id = $5, status = 'online', last_seen_at = now(), ip_address = coalesce(i.ip, d.ip_address),
     status_at = case when p.status = 'online' then d.status_at else now() end
   from p join i using (device_id)
   where d.device_id = p.device_id

@@ -27,7 +27,7 @@ export interface StoredCommand {
 export interface Claim {
   deviceId: string
   conn: number
-  ip: string
+  ip: string | null
   tokenRotated: boolean
 }
 
@@ -155,7 +155,14 @@ export class Store {
 
   /** Resolves when everything handed over so far is committed. */
   async drained(): Promise<void> {
-    const lanes = [this.claims, this.offlines, this.sightings, this.inventories, this.strays, this.checks]
+    const lanes = [
+      this.claims,
+      this.offlines,
+      this.sightings,
+      this.inventories,
+      this.strays,
+      this.checks,
+    ]
     await Promise.all([this.commands.drained(), ...lanes.map((lane) => lane.drained())])
   }
 
@@ -182,8 +189,10 @@ export class Store {
         persist(items, {
           write,
           signal: this.stop.signal,
-          onOutage: (error) => this.problem('PostgreSQL does not take writes; they wait', name, error),
-          reject: (_item, error) => this.problem('PostgreSQL refused a row; it is dropped', name, error),
+          onOutage: (error) =>
+            this.problem('PostgreSQL does not take writes; they wait', name, error),
+          reject: (_item, error) =>
+            this.problem('PostgreSQL refused a row; it is dropped', name, error),
         }),
     })
   }
@@ -196,17 +205,18 @@ export class Store {
     // Two connects of one device in a batch: the later one holds the socket.
     const latest = new Map(claims.map((claim) => [claim.deviceId, claim]))
     const wanted = [...latest.values()]
-    const rows = await this.db.query<{ id: string; epoch: string; commands: StoredCommand[] | null }>(
-      claimSql,
-      [
-        plainArray(wanted.map((claim) => claim.deviceId)),
-        textArray(wanted.map((claim) => claim.ip)),
-        plainArray(wanted.map((claim) => claim.tokenRotated)),
-        plainArray(wanted.map(() => newId())),
-        this.nodeId,
-        limits.openCommandDaysMax,
-      ],
-    )
+    const rows = await this.db.query<{
+      id: string
+      epoch: string
+      commands: StoredCommand[] | null
+    }>(claimSql, [
+      plainArray(wanted.map((claim) => claim.deviceId)),
+      textArray(wanted.map((claim) => claim.ip)),
+      plainArray(wanted.map((claim) => claim.tokenRotated)),
+      plainArray(wanted.map(() => newId())),
+      this.nodeId,
+      limits.openCommandDaysMax,
+    ])
     const byId = new Map(rows.map((row) => [row.id, row]))
     this.events.onClaimed(
       wanted.map((claim) => {

@@ -39,7 +39,9 @@ const Enrollment = Type.Object({
   siteId: uuid,
   websocketUrl: Type.String(),
   heartbeatIntervalSeconds: Type.Integer(),
-  releaseKeys: Type.Array(Type.String(), { description: 'Public keys that sign agents’ releases.' }),
+  releaseKeys: Type.Array(Type.String(), {
+    description: 'Public keys that sign agents’ releases.',
+  }),
 })
 
 type Body = Static<typeof EnrollBody>
@@ -151,7 +153,10 @@ function repeatHash(call: EnrollCall, secret: string): Buffer | null {
   const key = call.header('idempotency-key')
   if (key === '') return null
   if (key.length > limits.idempotencyKeyCharsMax) {
-    throw invalid('/headers/Idempotency-Key', `may hold ${limits.idempotencyKeyCharsMax} characters`)
+    throw invalid(
+      '/headers/Idempotency-Key',
+      `may hold ${limits.idempotencyKeyCharsMax} characters`,
+    )
   }
   return sha256(JSON.stringify([key, secret]))
 }
@@ -249,12 +254,17 @@ async function insertDevice(
   )
   await tx.query('insert into device_presence (device_id, org_id) values ($1, $2)', [id, orgId])
   await insertAudit(tx, [
-    agentEntry(call, 'device.enroll', { id, orgId }, {
-      hostname: body.hostname,
-      siteId,
-      enrollmentKeyId: keyId,
-      ...(twins.length > 0 ? { sameMachineAs: twins.map((twin) => twin.id) } : {}),
-    }),
+    agentEntry(
+      call,
+      'device.enroll',
+      { id, orgId },
+      {
+        hostname: body.hostname,
+        siteId,
+        enrollmentKeyId: keyId,
+        ...(twins.length > 0 ? { sameMachineAs: twins.map((twin) => twin.id) } : {}),
+      },
+    ),
   ])
   const data = { deviceId: id, hostname: body.hostname, siteId }
   await insertEvents(tx, [{ orgId, siteId, type: 'device.enrolled', data }])

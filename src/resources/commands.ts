@@ -80,7 +80,7 @@ const waitQuery = Type.Object({
 // ---- queries ---------------------------------------------------------------------------------
 
 // A command waits for its device, for its organization, or for the one before it.
-const blockedBy = `case
+const blockedBySql = `case
   when c.completed_at is not null or c.status not in ('pending', 'sent') then null
   when o.status = 'suspended' then json_build_object('reason', 'suspended')
   when p.status <> 'online' then json_build_object('reason', 'offline')
@@ -96,7 +96,7 @@ const columns = `c.id, c.device_id as "deviceId", c.action, c.payload, c.status,
   iso(c.delivered_at) as "deliveredAt", iso(c.started_at) as "startedAt",
   iso(c.completed_at) as "completedAt", iso(c.expires_at) as "expiresAt",
   c.timeout_seconds as "timeoutSeconds", c.attempts, c.created_by as "createdBy",
-  c.execution_id as "executionId", ${blockedBy} as "blockedBy"`
+  c.execution_id as "executionId", ${blockedBySql} as "blockedBy"`
 
 const tables = `commands c
   join devices d on d.id = c.device_id
@@ -107,7 +107,7 @@ const tables = `commands c
 async function findCommand(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = withinScope(new Where().and('c.id = ?', id), scope)
   const [row] = await db.query<{ item: string }>(
-    `select row_to_json(t)::text as item from (select ${columns} from ${tables} ${where}) t`,
+    `select row_to_json(t)::text as item from (select ${columns} from ${tables} ${where.text()}) t`,
     where.values,
   )
   if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
@@ -116,7 +116,7 @@ async function findCommand(db: Queryable, scope: Scope, id: string): Promise<str
 
 async function requireDevice(db: Queryable, scope: Scope, id: string): Promise<void> {
   const where = withinScope(new Where().and('d.id = ?', id), scope)
-  const rows = await db.query(`select 1 as found from devices d ${where}`, where.values)
+  const rows = await db.query(`select 1 as found from devices d ${where.text()}`, where.values)
   if (rows.length === 0) throw new AppError('NOT_FOUND', 'there is no such device')
 }
 
@@ -160,7 +160,7 @@ export const commandRoutes: Route[] = [
       if (page.after) where.and('c.id < ?::uuid', ...page.after)
       const rows = await ctx.db.query<PageRow>(
         `select row_to_json(t)::text as item, array[t.id::text] as keys from (
-          select ${columns} from ${tables} ${where}
+          select ${columns} from ${tables} ${where.text()}
           order by c.id desc limit ${where.value(page.limit + 1)}) t`,
         where.values,
       )
@@ -289,10 +289,7 @@ interface OpenRow extends Record<string, unknown> {
   ended: boolean
 }
 
-async function cancelCommand(
-  ctx: Context,
-  call: Call<{ id: string }, undefined, Record<string, never>>,
-) {
+async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined, object>) {
   const { actor } = call
   const id = commandId(call.params.id)
   const deviceId = await requestCancel(ctx, call, id)
@@ -314,7 +311,7 @@ async function requestCancel(
     const [row] = await tx.query<OpenRow>(
       `select c.device_id as "deviceId", c.org_id as "orgId", c.action, c.status,
         c.completed_at is not null as ended
-      from commands c join devices d on d.id = c.device_id ${where} for update of c`,
+      from commands c join devices d on d.id = c.device_id ${where.text()} for update of c`,
       where.values,
     )
     if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such command')

@@ -110,7 +110,7 @@ export async function findDevice(
   const [row] = await db.query<{ item: string }>(
     `select row_to_json(t)::text as item from (
       select ${columns}${inventory} from devices d join device_presence p on p.device_id = d.id
-      ${where}) t`,
+      ${where.text()}) t`,
     where.values,
   )
   if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such device')
@@ -160,7 +160,7 @@ async function listDevices(
   const rows = await ctx.db.query<PageRow>(
     `select row_to_json(t)::text as item, ${keys} as keys from (
       select ${columns} from devices d join device_presence p on p.device_id = d.id
-      ${where} order by ${order} limit ${where.value(page.limit + 1)}) t`,
+      ${where.text()} order by ${order} limit ${where.value(page.limit + 1)}) t`,
     where.values,
   )
   return page.envelope(rows)
@@ -179,7 +179,7 @@ async function lockDevice(tx: Queryable, scope: Scope, id: string): Promise<Lock
   const [row] = await tx.query<LockedDevice>(
     `select d.org_id as "orgId", d.site_id as "siteId", d.display_name as "displayName", d.tags,
       d.decommissioned_at is not null as decommissioned
-    from devices d ${where} for update`,
+    from devices d ${where.text()} for update`,
     where.values,
   )
   if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such device')

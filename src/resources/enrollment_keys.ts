@@ -144,7 +144,7 @@ function listKeys(db: Queryable, scope: Scope, siteId: string, page: Pager): Pro
   if (page.after) where.and('k.id < ?', page.after[0])
   const limit = where.value(page.limit + 1)
   return db.query<PageRow>(
-    asPage(`select ${columns} from ${keys} ${where.toString()} order by k.id desc limit ${limit}`),
+    asPage(`select ${columns} from ${keys} ${where.text()} order by k.id desc limit ${limit}`),
     where.values,
   )
 }
@@ -153,7 +153,7 @@ function listKeys(db: Queryable, scope: Scope, siteId: string, page: Pager): Pro
 async function getKey(db: Queryable, scope: Scope, siteId: string, id: string): Promise<string> {
   const where = scopedSites(scope).and('k.site_id = ?', siteId).and('k.id = ?', id)
   const [row] = await db.query<Item>(
-    asItem(`select ${columns} from ${keys} ${where.toString()}`),
+    asItem(`select ${columns} from ${keys} ${where.text()}`),
     where.values,
   )
   if (row) return row.item
@@ -188,7 +188,7 @@ async function insertKey(
   const [row] = await tx.query<{ org_id: string }>(
     `insert into enrollment_keys
        (org_id, site_id, id, name, key_hash, max_uses, expires_at, created_by)
-     select s.org_id, s.id, ${values.join(', ')} from sites s ${where.toString()} returning org_id`,
+     select s.org_id, s.id, ${values.join(', ')} from sites s ${where.text()} returning org_id`,
     where.values,
   )
   if (row) return row.org_id
@@ -209,7 +209,7 @@ async function revokeKey(
     .and('k.revoked_at is null')
   const [row] = await tx.query<{ org_id: string }>(
     `update enrollment_keys k set revoked_at = now() from sites s
-     ${where.toString()} returning k.org_id`,
+     ${where.text()} returning k.org_id`,
     where.values,
   )
   return row?.org_id

@@ -158,7 +158,7 @@ function listOrganizations(db: Queryable, scope: Scope, page: Pager): Promise<Pa
   const limit = where.value(page.limit + 1)
   return db.query<PageRow>(
     asPage(
-      `select ${columns} from organizations o ${where.toString()} order by o.id desc limit ${limit}`,
+      `select ${columns} from organizations o ${where.text()} order by o.id desc limit ${limit}`,
     ),
     where.values,
   )
@@ -168,7 +168,7 @@ function listOrganizations(db: Queryable, scope: Scope, page: Pager): Promise<Pa
 export async function getOrganization(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scoped(scope).and('o.id = ?', id)
   const [row] = await db.query<Item>(
-    asItem(`select ${columns} from organizations o ${where.toString()}`),
+    asItem(`select ${columns} from organizations o ${where.text()}`),
     where.values,
   )
   if (row) return row.item
@@ -208,7 +208,7 @@ async function updateOrganization(
   const { params, body } = call
   const where = scoped(scope).and('o.id = ?', params.id)
   const [row] = await tx.query<Editable>(
-    `select o.id, o.name, o.status, o.settings from organizations o ${where.toString()} for update`,
+    `select o.id, o.name, o.status, o.settings from organizations o ${where.text()} for update`,
     where.values,
   )
   if (!row) throw notFound(params.id)

@@ -175,7 +175,7 @@ function listSites(
   if (page.after) where.and('s.id < ?', page.after[0])
   const limit = where.value(page.limit + 1)
   return db.query<PageRow>(
-    asPage(`select ${columns} from sites s ${where.toString()} order by s.id desc limit ${limit}`),
+    asPage(`select ${columns} from sites s ${where.text()} order by s.id desc limit ${limit}`),
     where.values,
   )
 }
@@ -184,7 +184,7 @@ function listSites(
 export async function getSite(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scopedSites(scope).and('s.id = ?', id)
   const [row] = await db.query<Item>(
-    asItem(`select ${columns} from sites s ${where.toString()}`),
+    asItem(`select ${columns} from sites s ${where.text()}`),
     where.values,
   )
   if (row) return row.item
@@ -226,7 +226,7 @@ async function updateSite(
 ): Promise<void> {
   const where = scopedSites(scope).and('s.id = ?', call.params.id)
   const [row] = await tx.query<Editable>(
-    `select s.id, s.org_id as "orgId", s.name, s.timezone, s.address from sites s ${where.toString()} for update`,
+    `select s.id, s.org_id as "orgId", s.name, s.timezone, s.address from sites s ${where.text()} for update`,
     where.values,
   )
   if (!row) throw siteNotFound(call.params.id)

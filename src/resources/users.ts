@@ -30,7 +30,7 @@ export async function getUser(db: Queryable, scope: Scope, id: string): Promise<
   const where = new Where().and('u.id = ?', id)
   if (scope.orgId !== null) where.and('u.org_id = ?', scope.orgId)
   const [row] = await db.query<Item>(
-    asItem(`select ${userColumns} from users u ${where.toString()}`),
+    asItem(`select ${userColumns} from users u ${where.text()}`),
     where.values,
   )
   if (row) return row.item

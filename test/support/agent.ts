@@ -20,7 +20,7 @@ export class FakeAgent {
     this.socket = socket
     socket.on('message', (data, isBinary) => {
       if (isBinary) return
-      const frame = JSON.parse(String(data)) as HubFrame
+      const frame = JSON.parse((data as Buffer).toString()) as HubFrame
       this.frames.push(frame)
       if (frame.type === 'command') this.onCommand?.(frame)
     })
@@ -72,7 +72,9 @@ export class FakeAgent {
     id?: string,
   ): Promise<Extract<HubFrame, { type: T }>> {
     const found = await until(`a ${type} frame ${id ?? ''}`, () =>
-      this.frames.find((frame) => frame.type === type && (!id || ('id' in frame && frame.id === id))),
+      this.frames.find(
+        (frame) => frame.type === type && (!id || ('id' in frame && frame.id === id)),
+      ),
     )
     return found as Extract<HubFrame, { type: T }>
   }

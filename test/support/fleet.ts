@@ -56,7 +56,9 @@ export class SimulatedAgent {
       perMessageDeflate: false,
     })
     this.socket = socket
-    socket.on('message', (data) => this.receive(JSON.parse(String(data)) as HubFrame))
+    socket.on('message', (data) =>
+      this.receive(JSON.parse((data as Buffer).toString()) as HubFrame),
+    )
     socket.on('error', (error) => this.losses.push(error.message))
     socket.on('close', (code, reason) => {
       this.online = false

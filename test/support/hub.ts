@@ -70,7 +70,8 @@ export class TestHub {
       ? path.replace('{origin}', this.origin)
       : `${this.origin}/api/v1${path}`
     const token = 'token' in options ? options.token : this.token
-    const content = options.raw ?? (options.body === undefined ? null : JSON.stringify(options.body))
+    const content =
+      options.raw ?? (options.body === undefined ? null : JSON.stringify(options.body))
     const response = await fetch(url, {
       method,
       headers: {
@@ -167,7 +168,9 @@ function checkAnswers(mismatches: string[]) {
       const check = byStatus.get(status) ?? Compile(schema)
       byStatus.set(status, check)
       if (!check.Check(body)) {
-        mismatches.push(`${where}: ${JSON.stringify([...check.Errors(body)].slice(0, 3))} in ${text}`)
+        mismatches.push(
+          `${where}: ${JSON.stringify([...check.Errors(body)].slice(0, 3))} in ${text}`,
+        )
       }
     }
   }
