@@ -76,7 +76,7 @@ export class Commands {
       write: (items) => this.commit(items),
     })
     options.shards.onEnded((ids) => {
-      for (const id of ids) for (const wake of this.waiters.get(id) ?? []) wake()
+      for (const id of ids) for (const wake of [...(this.waiters.get(id) ?? [])]) wake()
     })
   }
 
@@ -104,19 +104,21 @@ export class Commands {
   async ended(id: string, seconds: number, onAbort: (gone: () => void) => void): Promise<void> {
     if (this.waiterCount >= limits.waitersMax) return
     this.waiterCount++
+    const wakers = this.waiters.get(id) ?? new Set()
+    this.waiters.set(id, wakers)
     await new Promise<void>((resolve) => {
       const wake = () => {
         clearTimeout(timer)
+        // Others may wait for the same command, and longer.
+        wakers.delete(wake)
+        if (wakers.size === 0 && this.waiters.get(id) === wakers) this.waiters.delete(id)
         resolve()
       }
       const timer = setTimeout(wake, seconds * 1000)
-      let wakers = this.waiters.get(id)
-      if (wakers === undefined) this.waiters.set(id, (wakers = new Set()))
       wakers.add(wake)
       onAbort(wake)
     })
     this.waiterCount--
-    this.waiters.delete(id)
   }
 
   /** Answers everyone who waits with what there is: the hub goes down. */

@@ -30,6 +30,12 @@ export interface DatabaseOptions {
   /** `hub`: may not change audit rows. `owner`: migrations and retention only. */
   role?: 'hub' | 'owner'
   statementMsMax?: number
+  /**
+   * Plans each statement once per connection. For pools whose statements find rows by key: on partitioned
+   * tables PostgreSQL otherwise plans every call anew, at ten times the cost of the execution. Not for
+   * lists, whose plan depends on the limit.
+   */
+  planOnce?: boolean
   /** A connection that broke while idle; the pool replaces it by itself. */
   onIdleError?: (error: Error) => void
 }
@@ -56,13 +62,14 @@ export function openDatabase(options: DatabaseOptions): Database {
 
 /** The options of one connection, also for a client that stays open to LISTEN. */
 export function connection(
-  options: Pick<DatabaseOptions, 'url' | 'name' | 'role' | 'statementMsMax'>,
+  options: Pick<DatabaseOptions, 'url' | 'name' | 'role' | 'statementMsMax' | 'planOnce'>,
 ): pg.ClientConfig {
   const settings = [
     'timezone=UTC',
     `statement_timeout=${options.statementMsMax ?? limits.statementMsMax}`,
     `idle_in_transaction_session_timeout=${limits.statementMsMax}`,
     ...(options.role === 'owner' ? [] : ['role=muster_hub']),
+    ...(options.planOnce ? ['plan_cache_mode=force_generic_plan'] : []),
   ]
   return {
     connectionString: options.url,

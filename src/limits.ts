@@ -202,7 +202,8 @@ export const limits = {
   /** A shard that does not answer for this long is replaced. */
   shardAnswerMsMax: 10_000,
   /** Connections per pool: PostgreSQL's default of 100 serves three hubs. */
-  poolOperators: 10,
+  poolOperators: 8,
+  poolCommands: 4,
   poolShard: 3,
   poolJobs: 4,
   poolConnect: 2,

@@ -56,19 +56,20 @@ export async function run(options: RunOptions): Promise<Hub> {
   try {
     const database = await startDatabase(config, say)
     stops.push(() => database.stop())
-    const pool = (name: string, connections: number, role: 'hub' | 'owner' = 'hub') => {
+    const pool = (name: string, connections: number, planOnce: boolean) => {
       const db = openDatabase({
         url: database.url,
         name,
         connections,
-        role,
+        planOnce,
         onIdleError: (error) => log.warn({ err: error, pool: name }, 'a connection broke'),
       })
       stops.push(() => db.close())
       return db
     }
-    const db = pool('operators', limits.poolOperators)
-    const connectDb = pool('connect', limits.poolConnect)
+    const db = pool('operators', limits.poolOperators, false)
+    const commandDb = pool('commands', limits.poolCommands, true)
+    const connectDb = pool('connect', limits.poolConnect, true)
     const metrics = createMetrics(config.version)
     const hasher = passwords()
     stops.push(() => hasher.close())
@@ -96,7 +97,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       else if (kind === 'missed') shards.broadcast({ type: 'organizations' })
     })
     const commands = new Commands({
-      db,
+      db: commandDb,
       shards,
       onAccepted: (count) => metrics.commandsAccepted.inc(count),
     })
@@ -125,6 +126,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       log,
       metrics,
       db,
+      commandDb,
       connectDb,
       tokens: accessTokens(config.jwtSecret, config.jwtSecretPrevious),
       passwords: hasher,

@@ -22,6 +22,8 @@ export interface Context {
   readonly metrics: Metrics
   /** The pool of operators' requests. */
   readonly db: Database
+  /** The pool of commands accepted and read by id: apart, so that no list delays them. */
+  readonly commandDb: Database
   /** The pool of agents that connect: a storm of them must not keep operators waiting. */
   readonly connectDb: Database
   readonly tokens: AccessTokens

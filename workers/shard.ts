@@ -40,6 +40,7 @@ const db = openDatabase({
   url: data.databaseUrl,
   name: `shard-${data.index}`,
   connections: limits.poolShard,
+  planOnce: true,
   onIdleError: (error) => log.warn({ err: error }, 'a connection to PostgreSQL broke'),
 })
 const rules: Rules = {
@@ -423,6 +424,11 @@ function commandFrame({ id, action, payload, attempts, timeoutSeconds }: OpenCom
 
 function onClaimed({ claim, epoch, commands }: Claimed): void {
   const device = byConn[claim.conn]
+  if (epoch === null) {
+    const mine = device?.id === claim.deviceId && device.epoch === 0
+    if (mine) closeDevice(device, closeCodes.overloaded, 'the hub could not take this socket')
+    return
+  }
   if (device?.id !== claim.deviceId || device.epoch !== 0) {
     // The socket closed while it was claimed.
     if (epoch !== 0 && byId.get(claim.deviceId) === undefined) store.offline(claim.deviceId, epoch)

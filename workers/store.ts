@@ -33,8 +33,8 @@ export interface Claim {
 
 export interface Claimed {
   claim: Claim
-  /** 0: the device was decommissioned meanwhile. */
-  epoch: number
+  /** 0: the device was decommissioned meanwhile. Null: it could not be claimed. */
+  epoch: number | null
   commands: StoredCommand[]
 }
 
@@ -98,7 +98,10 @@ export class Store {
     this.nodeId = nodeId
     this.events = events
     this.commands = new CommandWrites(db, events, this.stop.signal)
-    this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.connectGapMs)
+    this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.connectGapMs, {
+      // Nobody may wait for a welcome that never comes: the agent tries again.
+      reject: (claim) => events.onClaimed([{ claim, epoch: null, commands: [] }]),
+    })
     this.offlines = this.lane('offline', (items) => this.writeOfflines(items))
     // One statement a second takes them all: nobody reads lastSeenAt to the second.
     this.sightings = this.lane('seen', (items) => this.writeSightings(items), 1000)
@@ -175,7 +178,7 @@ export class Store {
     name: string,
     write: (items: T[]) => Promise<void>,
     gapMs = 0,
-    bytes: { bytesOf?: (item: T) => number } = {},
+    more: { bytesOf?: (item: T) => number; reject?: (item: T) => void } = {},
   ): Batcher<T> {
     return new Batcher<T>({
       rowsMax: limits.storeBatchMax,
@@ -183,7 +186,7 @@ export class Store {
       queueMax: limits.storeRowsMax,
       inFlight: 1,
       gapMs,
-      ...bytes,
+      ...(more.bytesOf ? { bytesOf: more.bytesOf } : {}),
       onBatch: (rows) => this.events.onBatch(name, rows),
       write: (items) =>
         persist(items, {
@@ -191,8 +194,10 @@ export class Store {
           signal: this.stop.signal,
           onOutage: (error) =>
             this.problem('PostgreSQL does not take writes; they wait', name, error),
-          reject: (_item, error) =>
-            this.problem('PostgreSQL refused a row; it is dropped', name, error),
+          reject: (item, error) => {
+            this.problem('PostgreSQL refused a row; it is dropped', name, error)
+            more.reject?.(item)
+          },
         }),
     })
   }

@@ -178,7 +178,7 @@ export const commandRoutes: Route[] = [
     responses: { 200: Command },
     handle: async (ctx, { actor, params }) => ({
       status: 200,
-      json: await findCommand(ctx.db, actor, commandId(params.id)),
+      json: await findCommand(ctx.commandDb, actor, commandId(params.id)),
     }),
   }),
   route({
@@ -224,7 +224,7 @@ async function createCommand(
   const headers = { Location: `/api/v1/commands/${accepted.id}` }
   if (wait !== undefined && wait > 0) await ctx.commands.ended(accepted.id, wait, call.onAbort)
   else if (accepted.fresh) return { status: 202, json: acceptedJson(command, accepted), headers }
-  return { status: 202, json: await findCommand(ctx.db, call.actor, accepted.id), headers }
+  return { status: 202, json: await findCommand(ctx.commandDb, call.actor, accepted.id), headers }
 }
 
 function checkedCommand(call: Call<{ id: string }, { wait?: number }, CreateBody>): NewCommand {
@@ -297,7 +297,7 @@ async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined,
   // No actor here holds it: the device is off, so PostgreSQL alone decides.
   if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.shards.ended([id])
   if (answer === 'cancelled') await ctx.commands.ended(id, 5, call.onAbort)
-  return { status: 200, json: await findCommand(ctx.db, actor, id) }
+  return { status: 200, json: await findCommand(ctx.commandDb, actor, id) }
 }
 
 /** Records the wish, so that it outlives a socket or a hub. Throws NOT_FOUND, CONFLICT. */
