@@ -1,0 +1,98 @@
+// Who may know whom: src/ is one ordered list, the threads and the agent stand beside it, and a package
+// that could be replaced is known to few files.
+import assert from 'node:assert/strict'
+import { globSync, readFileSync } from 'node:fs'
+import { join, normalize } from 'node:path'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+
+/** A file of src/ loads only files to the left of its own; `resources` is the whole folder. */
+const order = `
+  errors ids limits config log loop_delay metrics protocol clean batch uws address auth seal actions
+  http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
+  embedded database page audit events identities sessions passwords rates agent_tokens shards observe
+  queue commands route openapi_errors openapi_operations openapi resources bootstrap http front main
+`
+  .trim()
+  .split(/\s+/)
+
+/** All that a package's name may be imported by, types too. */
+const knownBy: Record<string, string[]> = {
+  'uWebSockets.js': ['src/front.ts', 'src/http.ts', 'src/main.ts', 'src/uws.ts'],
+  jose: ['src/auth.ts'],
+  'node-pg-migrate': ['src/migrate.ts'],
+  pg: ['src/db.ts', 'src/listener.ts', 'src/migrate.ts'],
+  'pg-boss': ['workers/jobs.ts'],
+}
+
+interface Import {
+  from: string
+  /** A path below the root, or a package. */
+  to: string
+  typeOnly: boolean
+}
+
+const imports = globSync('{src,workers,agent}/**/*.ts', { cwd: root }).toSorted().flatMap(importsOf)
+
+function importsOf(path: string): Import[] {
+  const from = path.replaceAll('\\', '/')
+  const text = readFileSync(join(root, from), 'utf8')
+  const statements =
+    /^(?:import|export)\s+(type\s)?(?:[\w\s{},*$]+?\sfrom\s+)?'([^']+)'|\bimport\('([^']+)'\)|\brequire\('([^']+)'\)/gm
+  return [...text.matchAll(statements)].map(([, type, named, dynamic, required]) => {
+    const to = named ?? dynamic ?? required ?? ''
+    const target = to.startsWith('.') ? normalize(join(from, '..', to)).replaceAll('\\', '/') : to
+    return { from, to: target, typeOnly: type !== undefined }
+  })
+}
+
+/** The name in the list of a file of src/. */
+function nameOf(path: string): string {
+  return /^src\/(\w+)/.exec(path)?.[1] ?? path
+}
+
+const written = (wrong: Import[]) => wrong.map(({ from, to }) => `${from} imports ${to}`)
+
+test('the list names every file of src/ once', () => {
+  const files = new Set(
+    globSync('src/*', { cwd: root }).map((path) => nameOf(`src/${path.slice(4)}`)),
+  )
+  assert.deepEqual(order.toSorted(), [...files].toSorted())
+})
+
+test('a file of src/ loads only what stands to its left', () => {
+  const place = (path: string) => order.indexOf(nameOf(path))
+  const inside = imports.filter(({ from, to }) => from.startsWith('src/') && to.startsWith('src/'))
+  assert.ok(inside.length > 200, `only ${inside.length} imports were found`)
+  const wrong = inside.filter(
+    ({ from, to, typeOnly }) => !typeOnly && nameOf(from) !== nameOf(to) && place(to) > place(from),
+  )
+  assert.deepEqual(written(wrong), [])
+})
+
+test('the threads know neither http, front nor main, and src/ loads no thread', () => {
+  const wrong = imports.filter(
+    ({ from, to, typeOnly }) =>
+      (from.startsWith('workers/') && /^src\/(http|front|main)\.ts$/.test(to)) ||
+      (from.startsWith('src/') && to.startsWith('workers/') && !typeOnly),
+  )
+  assert.deepEqual(written(wrong), [])
+})
+
+test('the agent knows of the hub its protocol alone, which loads nothing', () => {
+  const wrong = imports.filter(
+    ({ from, to }) =>
+      from === 'src/protocol.ts' ||
+      (from.startsWith('agent/') && /^(src|workers)\//.test(to) && to !== 'src/protocol.ts'),
+  )
+  assert.deepEqual(written(wrong), [])
+})
+
+for (const [name, files] of Object.entries(knownBy)) {
+  test(`${name} is known to ${files.join(', ')} alone`, () => {
+    const found = imports.filter(({ to }) => to === name || to.startsWith(`${name}/`))
+    assert.deepEqual([...new Set(found.map(({ from }) => from))].toSorted(), files)
+  })
+}
