@@ -76,7 +76,7 @@ export class Commands {
       write: (items) => this.commit(items),
     })
     options.shards.onEnded((ids) => {
-      for (const id of ids) for (const wake of [...(this.waiters.get(id) ?? [])]) wake()
+      for (const id of ids) for (const wake of this.waiters.get(id) ?? []) wake()
     })
   }
 

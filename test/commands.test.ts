@@ -1,6 +1,7 @@
 // Commands through their real doors: the API on one side, an agent's socket on the other.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { newId } from '../src/ids.ts'
 import { FakeAgent } from './support/agent.ts'
 import { startHub, type Device, type TestHub } from './support/hub.ts'
@@ -76,6 +77,24 @@ describe('the way of a command', () => {
     await agent.close()
     const waiting = await send(device, run, '?wait=1')
     assert.equal(waiting.status, 'pending')
+  })
+
+  test('of two who wait for one command, the one whose time is over does not silence the other', async () => {
+    const device = await hub.enroll()
+    const agent = await FakeAgent.connect(device, hub.origin)
+    const path = `/devices/${device.deviceId}/commands`
+    const headers = { 'idempotency-key': newId() }
+    const long = hub.post(`${path}?wait=20`, run, { headers })
+    const { id } = await agent.frame('command')
+    assert.equal((await hub.post(`${path}?wait=1`, run, { headers })).body.id, id)
+    agent.send({ type: 'result', id, status: 'completed', exitCode: 0 })
+    const answer = await Promise.race([
+      long,
+      until('the end', async () => (await ended(id, 'completed')) && sleep(5000, 'late')),
+    ])
+    assert.notEqual(answer, 'late')
+    assert.equal((await long).body.status, 'completed')
+    await agent.close()
   })
 
   test('a result before delivered, even before started, ends the command', async () => {
