@@ -154,7 +154,12 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     const value = get(name)
     if (value !== undefined) return value
     generated.push(name)
-    return keptSecret(dataDir, name)
+    try {
+      return keptSecret(dataDir, name)
+    } catch (error) {
+      const reason = error instanceof Error ? error.message : String(error)
+      throw new ConfigError([`DATA_DIR can't keep ${name}, which is not set: ${reason}`])
+    }
   }
   return Object.freeze({
     ...config,

@@ -55,7 +55,11 @@ export async function startDatabase(
 
 async function ownDatabase(config: Config, say: (line: string) => void): Promise<RunningDatabase> {
   const dataDir = join(config.dataDir, 'postgres')
-  const { url, stop } = await startEmbedded({ dataDir, log: say })
+  const { url, stop } = await startEmbedded({ dataDir, log: say }).catch((error: unknown) => {
+    // A plain Error's message is for people, the system's too; TypeError and its kin are our bugs.
+    const plain = error instanceof Error && error.constructor === Error
+    throw plain ? new StartError(error.message, 1) : error
+  })
   // For psql or a backup; on a platform where it holds a password it stays untold.
   const address = new URL(url).password === '' ? ` (DATABASE_URL=${url})` : ''
   return { url, where: `embedded PostgreSQL in ${dataDir}${address}`, stop }

@@ -78,6 +78,28 @@ test('a taken port is named, the exit is 1, and the PostgreSQL that was started 
   assert.deepEqual(postgresOf(dataDir), [])
 })
 
+test('a data folder that another hub holds is told in one line', async () => {
+  const dataDir = folder()
+  const first = start({ DATA_DIR: dataDir, PORT: String(await freePort()) })
+  await until('its PostgreSQL to run', () => postgresOf(dataDir).length > 0, 60_000)
+  const { code, stderr } = await ended(start({ DATA_DIR: dataDir }))
+  assert.equal(code, 1, stderr)
+  const line = /^\S+ is in use by another hub, process (\d+)\n$/.exec(stderr)
+  assert.equal(Number(line?.[1]), first.child.pid, stderr)
+})
+
+test('a data folder that cannot be made is told in one message', async () => {
+  const DATA_DIR = fileURLToPath(import.meta.url)
+  const { code, stderr } = await ended(start({ DATA_DIR }))
+  assert.equal(code, 78, stderr)
+  assert.match(stderr, /^Muster can't start, one variable .*:\n {2}DATA_DIR .*ENOTDIR.*\n$/)
+
+  const secrets = { JWT_SECRET: 'x'.repeat(32), AGENT_ENROLLMENT_SECRET: 'x' }
+  const own = await ended(start({ DATA_DIR, ...secrets }))
+  assert.equal(own.code, 1, own.stderr)
+  assert.match(own.stderr, /^ENOTDIR.*\n$/)
+})
+
 test('while PostgreSQL does not answer, the start tells where, why and how long it tries', async () => {
   const port = await freePort()
   const hub = start({
@@ -282,7 +304,9 @@ async function query(url: string, statement: string): Promise<void> {
   }
 }
 
-/** The path of a folder that does not exist yet. */
+/** The path of a folder that does not exist yet; a PostgreSQL in it ends with its hub, before the folder. */
 function folder(): string {
-  return join(folders, String(++made))
+  const path = join(folders, String(++made))
+  undo.push(() => until('its PostgreSQL to end', () => postgresOf(path).length === 0))
+  return path
 }
