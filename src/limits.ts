@@ -128,7 +128,7 @@ export const limits = {
   acceptRetrySecondsMax: 30,
   /** Frame batches handed to a shard and not yet confirmed; past it heartbeats are dropped. */
   shardBatchesMax: 64,
-  /** Bytes of frames handed to a shard and not yet confirmed; past it sockets are paused. */
+  /** Bytes of frames handed to a shard and not yet confirmed; past it who sends is closed. */
   shardBytesMax: 64 * 1024 * 1024,
   /** Frames of one turn handed over in one message: keeps a message under about 1 ms of work. */
   shardBatchFramesMax: 1024,
