@@ -7,7 +7,7 @@ import { can, type Scope } from '../auth.ts'
 import type { Accepted, NewCommand } from '../commands.ts'
 import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
-import { newId } from '../ids.ts'
+import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
 import { idParams, invalid, refusal, route, type Call, type Context, type Route } from '../route.ts'
@@ -201,7 +201,7 @@ function commandId(id: string): string {
   if (id.startsWith('term-')) {
     throw new AppError('NOT_FOUND', 'this is a terminal session, not a command')
   }
-  if (!/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(id)) {
+  if (!isUuid(id)) {
     throw invalid('/id', 'must be a UUID')
   }
   return id
