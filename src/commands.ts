@@ -18,6 +18,8 @@ export interface NewCommand {
   timeoutSeconds: number
   expiresInSeconds: number
   idempotencyKey: string | null
+  /** The caller waits for the end. */
+  awaited: boolean
   actor: Actor
   ip: string
   userAgent: string | null
@@ -29,6 +31,8 @@ export interface Accepted {
   id: string
   /** False: the Idempotency-Key had accepted it before, and `id` is that first command. */
   fresh: boolean
+  /** Only of a first command that was found: it has ended, nothing is to be waited for. */
+  ended: boolean
   createdMs: number
   expiresMs: number
   blockedBy: { reason: 'offline' | 'busy' | 'suspended'; commandId?: string } | null
@@ -42,6 +46,8 @@ interface Waiting {
   resolve: (accepted: Accepted) => void
   reject: (error: unknown) => void
 }
+
+type Waker = (row?: string) => void
 
 interface AcceptRow extends Record<string, unknown> {
   n: number
@@ -61,7 +67,7 @@ export interface CommandsOptions {
 
 export class Commands {
   private readonly batcher: Batcher<Waiting>
-  private readonly waiters = new Map<string, Set<() => void>>()
+  private readonly waiters = new Map<string, Set<Waker>>()
   private waiterCount = 0
   private readonly options: CommandsOptions
 
@@ -75,8 +81,8 @@ export class Commands {
       inFlight: limits.commandBatchesInFlight,
       write: (items) => this.commit(items),
     })
-    options.shards.onEnded((ids) => {
-      for (const id of ids) for (const wake of this.waiters.get(id) ?? []) wake()
+    options.shards.onEnded((ids, rows) => {
+      for (const id of ids) for (const wake of this.waiters.get(id) ?? []) wake(rows.get(id))
     })
   }
 
@@ -100,25 +106,33 @@ export class Commands {
     })
   }
 
-  /** Resolves when the command has ended on this hub, the time is over, or the caller has gone. */
-  async ended(id: string, seconds: number, onAbort: (gone: () => void) => void): Promise<void> {
-    if (this.waiterCount >= limits.waitersMax) return
+  /**
+   * Resolves when the command has ended on this hub, the time is over, or the caller has gone; with the
+   * ended command as JSON text when the end brought it along.
+   */
+  async ended(
+    id: string,
+    seconds: number,
+    onAbort: (gone: () => void) => void,
+  ): Promise<string | undefined> {
+    if (this.waiterCount >= limits.waitersMax) return undefined
     this.waiterCount++
     const wakers = this.waiters.get(id) ?? new Set()
     this.waiters.set(id, wakers)
-    await new Promise<void>((resolve) => {
-      const wake = () => {
+    const row = await new Promise<string | undefined>((resolve) => {
+      const wake: Waker = (text) => {
         clearTimeout(timer)
         // Others may wait for the same command, and longer.
         wakers.delete(wake)
         if (wakers.size === 0 && this.waiters.get(id) === wakers) this.waiters.delete(id)
-        resolve()
+        resolve(text)
       }
-      const timer = setTimeout(wake, seconds * 1000)
+      const timer = setTimeout(() => wake(), seconds * 1000)
       wakers.add(wake)
-      onAbort(wake)
+      onAbort(() => wake())
     })
     this.waiterCount--
+    return row
   }
 
   /** Answers everyone who waits with what there is: the hub goes down. */
@@ -172,6 +186,7 @@ export class Commands {
     const rows = await this.options.db.query<{
       n: number
       same: boolean
+      ended: boolean
       id: string
       createdMs: number
       expiresMs: number
@@ -187,8 +202,8 @@ export class Commands {
       if (first === undefined) {
         item.reject(refusalOf(byNumber.get(items.indexOf(item))))
       } else if (first.same) {
-        const { id, createdMs, expiresMs } = first
-        item.resolve({ id, fresh: false, createdMs, expiresMs, blockedBy: null })
+        const { id, ended, createdMs, expiresMs } = first
+        item.resolve({ id, fresh: false, ended, createdMs, expiresMs, blockedBy: null })
       } else {
         item.reject(
           new AppError(
@@ -209,6 +224,7 @@ export class Commands {
       createdMs,
       expiresMs: createdMs + command.expiresInSeconds * 1000,
       concurrent: isConcurrent(command.action),
+      awaited: command.awaited,
     })
   }
 }
@@ -229,7 +245,7 @@ function acceptedOf(item: Waiting, row: AcceptRow): Accepted {
         ? { reason: 'busy' as const, commandId: row.first as string }
         : null
   const expiresMs = createdMs + command.expiresInSeconds * 1000
-  return { id, fresh: true, createdMs, expiresMs, blockedBy }
+  return { id, fresh: true, ended: false, createdMs, expiresMs, blockedBy }
 }
 
 function refusalOf(row: AcceptRow | undefined): AppError {
@@ -277,15 +293,18 @@ function acceptValues(items: readonly Waiting[]): unknown[] {
     plainArray(items.map(() => newId())),
     plainArray(items.map(() => newId())),
     idFloor(Date.now() - limits.openCommandDaysMax * 86_400_000),
+    // Past what any hub's clock calls now.
+    idFloor(Date.now() + 3_600_000),
     limits.openCommandsMax,
   ]
 }
 
 /**
  * Accepts many commands at once. A device that is missing or out of the caller's scope yields no row.
- * Devices are locked in id order against a decommission, which takes `for update`.
+ * Devices are locked in id order against a decommission, which takes `for update`. Both bounds of the
+ * count matter: without the upper one every partition made for months to come is looked into.
  */
-const acceptSql = `
+export const acceptSql = `
 with i as (
   select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[],
     $7::int[], $8::int[], $9::float8[], $10::uuid[], $11::text[], $12::text[], $13::text[],
@@ -294,23 +313,26 @@ with i as (
       expires_in, created_ms, user_id, email, ip, user_agent, request_id, key, body_hash, place,
       audit_id, event_id, n)
 ), d as (
-  select d.id as device_id, d.org_id, d.site_id, d.decommissioned_at is not null as gone
+  select d.id as device_id, d.org_id, d.site_id, d.decommissioned_at is not null as gone, p.status,
+    o.status = 'suspended' as suspended
   from devices d
+  join device_presence p on p.device_id = d.id
+  join organizations o on o.id = d.org_id
   where d.id = any($2::uuid[])
   order by d.id
   for key share of d
 ), t as (
-  select i.*, d.org_id as device_org, d.site_id, d.gone, q.open, q.first,
+  select i.*, d.org_id as device_org, d.site_id, d.gone, d.status, d.suspended, q.open, q.first,
     to_timestamp(i.created_ms / 1000) as at,
-    not d.gone and q.open + i.place < $21 as takes
+    not d.gone and q.open + i.place < $22 as takes
   from i join d on d.device_id = i.device_id
     and (i.org_id is null or d.org_id = i.org_id)
     and (i.site_ids is null or d.site_id = any(i.site_ids::uuid[]))
   cross join lateral (
     select count(*)::int as open, (array_agg(o.id))[1] as first from (
       select c.id from commands c
-      where c.device_id = i.device_id and c.completed_at is null and c.id >= $20
-      order by c.id limit $21
+      where c.device_id = i.device_id and c.completed_at is null and c.id >= $20 and c.id < $21
+      order by c.id limit $22
     ) o
   ) q
 ), k as (
@@ -320,37 +342,32 @@ with i as (
   on conflict do nothing
   returning command_id
 ), a as (
-  select t.* from t left join k on k.command_id = t.id
-  where t.takes and (t.key is null or k.command_id is not null)
+  select t.*, takes and (key is null or id in (select command_id from k)) as accepted from t
 ), c as (
   insert into commands (id, device_id, org_id, action, payload, timeout_seconds, created_by,
     created_at, expires_at)
   select id, device_id, device_org, action, payload::jsonb, timeout_seconds, user_id, at,
     at + make_interval(secs => expires_in)
-  from a
+  from a where accepted
 ), u as (
   insert into audit (id, org_id, at, actor_type, actor_id, actor_email, action, resource_type,
     resource_id, device_id, result, ip, user_agent, request_id, details)
   select audit_id, device_org, at, 'user', user_id, email, 'command.create', 'command', id::text,
     device_id, 'success', ip, user_agent, request_id,
     jsonb_build_object('after', jsonb_build_object('action', action, 'deviceId', device_id))
-  from a
+  from a where accepted
 ), e as (
   insert into events (id, org_id, type, at, site_id, data)
   select event_id, device_org, 'command.queued', at, site_id,
     jsonb_build_object('commandId', id, 'deviceId', device_id, 'action', action,
       'status', 'pending')
-  from a
+  from a where accepted
 )
-select (t.n - 1)::int as n, t.gone, t.open + t.place as open, t.first, a.id is not null as accepted,
-  p.status, o.status = 'suspended' as suspended
-from t
-left join a on a.id = t.id
-join device_presence p on p.device_id = t.device_id
-join organizations o on o.id = t.device_org`
+select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended from a`
 
-const repeatsSql = `
+export const repeatsSql = `
 select i.n, k.body_hash = decode(i.body_hash, 'hex') as same, k.command_id as id,
+  c.completed_at is not null as ended,
   floor(extract(epoch from c.created_at) * 1000)::float8 as "createdMs",
   floor(extract(epoch from c.expires_at) * 1000)::float8 as "expiresMs"
 from unnest($1::int[], $2::uuid[], $3::text[], $4::text[]) as i(n, user_id, key, body_hash)

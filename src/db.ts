@@ -60,6 +60,12 @@ export function openDatabase(options: DatabaseOptions): Database {
   }
 }
 
+/**
+ * A plan that is kept must suit the table when it has grown, so none reads a table from end to end; PostgreSQL
+ * before 18 counts that ban as a cost high enough to compile, hence no JIT.
+ */
+const planOnceSettings = ['plan_cache_mode=force_generic_plan', 'enable_seqscan=off', 'jit=off']
+
 /** The options of one connection, also for a client that stays open to LISTEN. */
 export function connection(
   options: Pick<DatabaseOptions, 'url' | 'name' | 'role' | 'statementMsMax' | 'planOnce'>,
@@ -69,7 +75,7 @@ export function connection(
     `statement_timeout=${options.statementMsMax ?? limits.statementMsMax}`,
     `idle_in_transaction_session_timeout=${limits.statementMsMax}`,
     ...(options.role === 'owner' ? [] : ['role=muster_hub']),
-    ...(options.planOnce ? ['plan_cache_mode=force_generic_plan'] : []),
+    ...(options.planOnce ? planOnceSettings : []),
   ]
   return {
     connectionString: options.url,

@@ -171,8 +171,8 @@ export const limits = {
   commandBatchMax: 256,
   /** Payload bytes of one command insert: bounds the statement, not the caller. */
   commandBatchBytesMax: 4 * 1024 * 1024,
-  /** Insert statements in flight: two keep PostgreSQL busy while one commits. */
-  commandBatchesInFlight: 2,
+  /** Insert statements in flight: one, so that what arrives during a commit is one larger batch. */
+  commandBatchesInFlight: 1,
   /** Commands waiting for their insert; past it 503 OVERLOADED. */
   commandQueueMax: 10_000,
   idempotencyHours: 24,

@@ -134,6 +134,8 @@ export interface CommandMessage {
   expiresMs: number
   /** May run beside another command of the device. */
   concurrent: boolean
+  /** A request waits for its end: the shard sends the ended row along. */
+  awaited: boolean
 }
 
 /**
@@ -191,7 +193,8 @@ export type FrontMessage =
   | { type: 'command'; conn: number; id: string; text: string }
   | { type: 'close'; conn: number; code: number; reason: string }
   /** Committed ends, for those who wait. */
-  | { type: 'ended'; ids: string[] }
+  /** Ids of committed ends; rows, as JSON texts by id, of those that a request waits for. */
+  | { type: 'ended'; ids: string[]; rows: Map<string, string> }
   | { type: 'answer'; ask: number; value: unknown }
   /** Once a second, what this shard counted since the last time. */
   | { type: 'observed'; observed: Observed }

@@ -43,6 +43,11 @@ export interface ShardsOptions {
   onBatch: (frames: number) => void
 }
 
+/** Ids of ended commands; rows by id as JSON texts, where the end brought them along. */
+export type EndListener = (ids: string[], rows: ReadonlyMap<string, string>) => void
+
+const noRows: ReadonlyMap<string, string> = new Map()
+
 /** How far a shard is behind: `busy` drops heartbeats, `full` closes who sends anything else. */
 export type Pressure = 'none' | 'busy' | 'full'
 
@@ -64,7 +69,7 @@ interface Shard {
 export class Shards {
   private readonly shards: Shard[] = []
   private readonly asked = new Map<number, (value: unknown) => void>()
-  private readonly endListeners: ((ids: string[]) => void)[] = []
+  private readonly endListeners: EndListener[] = []
   private sockets: Sockets | undefined
   private asks = 0
   private ticker: NodeJS.Timeout | undefined
@@ -130,14 +135,14 @@ export class Shards {
     this.broadcast({ type: 'organization', orgId })
   }
 
-  /** Called with the ids of commands whose ends were committed by an actor here. */
-  onEnded(listener: (ids: string[]) => void): void {
+  /** Called when ends of commands were committed. */
+  onEnded(listener: EndListener): void {
     this.endListeners.push(listener)
   }
 
   /** Tells waiting requests of ends that someone else than an actor committed. */
-  ended(ids: string[]): void {
-    for (const listener of this.endListeners) listener(ids)
+  ended(ids: string[], rows: ReadonlyMap<string, string> = noRows): void {
+    for (const listener of this.endListeners) listener(ids, rows)
   }
 
   /** Hands a frame over with everything else of this event-loop turn. */
@@ -288,7 +293,7 @@ export class Shards {
       case 'close':
         return this.sockets?.close(message.conn, message.code, message.reason)
       case 'ended':
-        return this.ended(message.ids)
+        return this.ended(message.ids, message.rows)
       case 'answer':
         this.asked.get(message.ask)?.(message.value)
         this.asked.delete(message.ask)

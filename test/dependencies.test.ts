@@ -13,7 +13,7 @@ const order = `
   errors ids limits config log loop_delay metrics protocol clean batch uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
   embedded database page audit events identities sessions passwords rates agent_tokens shards observe
-  queue commands route openapi_errors openapi_operations openapi resources bootstrap http front main
+  queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http front main
 `
   .trim()
   .split(/\s+/)

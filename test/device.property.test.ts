@@ -62,6 +62,7 @@ class World {
       timeoutSeconds: 10,
       createdMs: this.nowMs,
       expiresMs: this.nowMs + 600_000,
+      awaited: false,
       concurrent,
       stage: 'pending',
       attempts: 0,

@@ -23,6 +23,8 @@ export interface CommandWrite {
   startedMs: number | null
   /** Set: this is the end. */
   completedMs: number | null
+  /** A request waits for the end and wants the row. */
+  awaited: boolean
 }
 
 export interface CommandOutcome {
@@ -31,6 +33,8 @@ export interface CommandOutcome {
   applied: boolean
   /** False: a newer connection of the device took over, and nothing was written. */
   fresh: boolean
+  /** The ended command as JSON text, where a request waits for it. */
+  row: string | null
 }
 
 export interface CommandEvents {
@@ -146,27 +150,34 @@ export class CommandWrites {
   }
 
   private async commit(writes: CommandWrite[]): Promise<void> {
-    const rows = await this.db.query<{ id: string; fresh: boolean; applied: boolean }>(
-      commandsSql,
-      [
-        plainArray(writes.map((write) => write.id)),
-        plainArray(writes.map((write) => write.deviceId)),
-        plainArray(writes.map((write) => write.epoch)),
-        plainArray(writes.map((write) => write.status)),
-        textArray(writes.map((write) => write.result)),
-        plainArray(writes.map((write) => write.attempts)),
-        plainArray(writes.map((write) => write.sentMs)),
-        plainArray(writes.map((write) => write.deliveredMs)),
-        plainArray(writes.map((write) => write.startedMs)),
-        plainArray(writes.map((write) => write.completedMs)),
-        plainArray(writes.map(() => newId())),
-      ],
-    )
+    const ids = writes.map((write) => write.id)
+    const rows = await this.db.query<{
+      id: string
+      fresh: boolean
+      applied: boolean
+      row: string | null
+    }>(commandsSql, [
+      plainArray(ids),
+      plainArray(writes.map((write) => write.deviceId)),
+      plainArray(writes.map((write) => write.epoch)),
+      plainArray(writes.map((write) => write.status)),
+      textArray(writes.map((write) => write.result)),
+      plainArray(writes.map((write) => write.attempts)),
+      plainArray(writes.map((write) => write.sentMs)),
+      plainArray(writes.map((write) => write.deliveredMs)),
+      plainArray(writes.map((write) => write.startedMs)),
+      plainArray(writes.map((write) => write.completedMs)),
+      plainArray(writes.map(() => newId())),
+      plainArray(writes.map((write) => write.awaited)),
+      ids.reduce((low, id) => (id < low ? id : low)),
+      ids.reduce((high, id) => (id > high ? id : high)),
+    ])
     const byId = new Map(rows.map((row) => [row.id, row]))
     this.events.onCommands(
       writes.map((write) => {
         const row = byId.get(write.id)
-        return { write, applied: row?.applied ?? false, fresh: row?.fresh ?? false }
+        const { applied = false, fresh = false } = row ?? {}
+        return { write, applied, fresh, row: row?.row ?? null }
       }),
     )
   }

@@ -374,6 +374,7 @@ function writeState(device: Device, command: OpenCommand, stage: WorldStage): vo
     status: stage,
     result: null,
     completedMs: null,
+    awaited: false,
   })
 }
 
@@ -390,6 +391,7 @@ function writeEnd(device: Device, { command, end }: Extract<Effect, { type: 'end
     status: end.status,
     result: endJson(end),
     completedMs: nowMs,
+    awaited: command.awaited,
   })
 }
 
@@ -448,6 +450,8 @@ function openCommand(stored: StoredCommand): OpenCommand {
     expiresMs,
     stage: status,
     concurrent: isConcurrent(stored.action),
+    // Whoever waits on another hub, or since before a restart, reads the row itself.
+    awaited: false,
     // Its result may be waiting on the device since before we came back: let it arrive first.
     dueMs: (runs === null ? due : Math.max(due, nowMs + rules.timeoutGraceMs)) - stalledMs,
     reported: false,
@@ -457,7 +461,8 @@ function openCommand(stored: StoredCommand): OpenCommand {
 
 function onCommands(outcomes: CommandOutcome[]): void {
   const ended: string[] = []
-  for (const { write, applied, fresh } of outcomes) {
+  const rows = new Map<string, string>()
+  for (const { write, applied, fresh, row } of outcomes) {
     const device = byId.get(write.deviceId)
     const same = device?.epoch === write.epoch ? device : undefined
     if (!fresh) {
@@ -468,12 +473,13 @@ function onCommands(outcomes: CommandOutcome[]): void {
     } else {
       if (applied) {
         ended.push(write.id)
+        if (row !== null) rows.set(write.id, row)
         observed.ended(write.status, Date.now() - write.createdMs)
       }
       tell(same, { type: 'committed', id: write.id })
     }
   }
-  if (ended.length > 0) toFront({ type: 'ended', ids: ended })
+  if (ended.length > 0) toFront({ type: 'ended', ids: ended, rows })
 }
 
 function stats() {

@@ -1,5 +1,7 @@
 // The statements of the write-behind store: many rows each, epochs checked inside, events beside the
-// change they tell of. PostgreSQL 15 and newer.
+// change they tell of. PostgreSQL 15 and newer. Keys are given as `= any(…)` beside the join: plans are made
+// once, and for a join alone the whole table may be read, as suits it while it is empty.
+import { commandColumns } from '../src/command_row.ts'
 
 // An open command as an actor takes it; `o` is the row.
 const storedCommand = `json_build_object(
@@ -40,13 +42,15 @@ with i as (
   returning d.device_id, d.org_id, d.epoch, p.status as was, i.event_id, i.rotated
 ), rotated as (
   update devices d set token_hash = d.next_token_hash, next_token_hash = null
-  from claimed c where c.rotated and d.id = c.device_id and d.next_token_hash is not null
+  from claimed c
+  where c.rotated and d.id = c.device_id and d.id = any($1::uuid[])
+    and d.next_token_hash is not null
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
   select c.event_id, c.org_id, 'device.online', now(), d.site_id,
     jsonb_build_object('deviceId', c.device_id)
   from claimed c join devices d on d.id = c.device_id
-  where c.was <> 'online'
+  where c.was <> 'online' and d.id = any($1::uuid[])
 )
 select c.device_id as id, c.epoch::text as epoch, (
   select json_agg(${storedCommand} order by o.id)
@@ -118,7 +122,7 @@ with i as (
     as i(id, device_id, org_id, result, audit_id)
 ), late as (
   update commands c set late_result = i.result::jsonb
-  from i where c.id = i.id and c.device_id = i.device_id
+  from i where c.id = i.id and c.id = any($1::uuid[]) and c.device_id = i.device_id
     and c.completed_at is not null and c.late_result is null
 )
 insert into audit (id, org_id, at, actor_type, actor_id, action, resource_type, resource_id,
@@ -126,21 +130,25 @@ insert into audit (id, org_id, at, actor_type, actor_id, action, resource_type, 
 select i.audit_id, i.org_id, now(), 'agent', i.device_id, 'command.result', 'command', i.id::text,
   i.device_id, 'denied', jsonb_build_object('reason', 'the command belongs to another device')
 from i join commands c on c.id = i.id
-where c.device_id <> i.device_id`
+where c.id = any($1::uuid[]) and c.device_id <> i.device_id`
 
 /**
  * States and ends of commands. An end counts once: only while `completed_at` is null; a row of an old
  * epoch counts not at all.
  * $1 ids, $2 device ids, $3 epochs, $4 statuses, $5 results or null, $6 attempts, $7–$10 sent, delivered,
- * started and completed in ms since 1970 or null, $11 event ids
+ * started and completed in ms since 1970 or null, $11 event ids, $12 whether the ended row is wanted,
+ * $13 and $14 the lowest and the highest id, which spare the partitions of other months
  */
 export const commandsSql = `
 with i as (
   select * from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
-    $7::float8[], $8::float8[], $9::float8[], $10::float8[], $11::uuid[])
-    as i(id, device_id, epoch, status, result, attempts, sent, delivered, started, completed, event_id)
+    $7::float8[], $8::float8[], $9::float8[], $10::float8[], $11::uuid[], $12::boolean[])
+    as i(id, device_id, epoch, status, result, attempts, sent, delivered, started, completed,
+      event_id, awaited)
 ), p as (
-  select i.id, p.epoch = i.epoch as fresh from i join device_presence p on p.device_id = i.device_id
+  select i.id, p.epoch = i.epoch as fresh
+  from i join device_presence p on p.device_id = i.device_id
+  where p.device_id = any($2::uuid[])
 ), changed as (
   update commands c set
     status = i.status,
@@ -151,15 +159,19 @@ with i as (
     started_at = coalesce(c.started_at, to_timestamp(i.started / 1000)),
     completed_at = to_timestamp(i.completed / 1000)
   from i join p on p.id = i.id
-  where c.id = i.id and c.device_id = i.device_id and c.completed_at is null and p.fresh
-  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, i.event_id
+  where c.id = i.id and c.id = any($1::uuid[]) and c.id >= $13 and c.id <= $14
+    and c.device_id = i.device_id and c.completed_at is null and p.fresh
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, i.event_id,
+    case when i.awaited then (
+      select row_to_json(t)::text from (select ${commandColumns}, null as "blockedBy") t
+    ) end as row
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
   select c.event_id, c.org_id, 'command.' || c.status, c.completed_at, d.site_id,
     jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
       'status', c.status)
   from changed c join devices d on d.id = c.device_id
-  where c.completed_at is not null
+  where c.completed_at is not null and d.id = any($2::uuid[])
 )
-select i.id, coalesce(p.fresh, false) as fresh, c.id is not null as applied
+select i.id, coalesce(p.fresh, false) as fresh, c.id is not null as applied, c.row
 from i left join p on p.id = i.id left join changed c on c.id = i.id`

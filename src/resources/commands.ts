@@ -4,6 +4,7 @@ import { Type } from 'typebox'
 import { findAction, payloadErrors } from '../actions.ts'
 import { auditOf, insertAudit } from '../audit.ts'
 import { can, type Scope } from '../auth.ts'
+import { commandColumns } from '../command_row.ts'
 import type { Accepted, NewCommand } from '../commands.ts'
 import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
@@ -91,12 +92,7 @@ const blockedBySql = `case
     order by b.id limit 1)
   end`
 
-const columns = `c.id, c.device_id as "deviceId", c.action, c.payload, c.status, c.result,
-  c.late_result as "lateResult", iso(c.created_at) as "createdAt", iso(c.sent_at) as "sentAt",
-  iso(c.delivered_at) as "deliveredAt", iso(c.started_at) as "startedAt",
-  iso(c.completed_at) as "completedAt", iso(c.expires_at) as "expiresAt",
-  c.timeout_seconds as "timeoutSeconds", c.attempts, c.created_by as "createdBy",
-  c.execution_id as "executionId", ${blockedBySql} as "blockedBy"`
+const columns = `${commandColumns}, ${blockedBySql} as "blockedBy"`
 
 const tables = `commands c
   join devices d on d.id = c.device_id
@@ -222,8 +218,12 @@ async function createCommand(
   const accepted = await ctx.commands.accept(command)
   const { wait } = call.query
   const headers = { Location: `/api/v1/commands/${accepted.id}` }
-  if (wait !== undefined && wait > 0) await ctx.commands.ended(accepted.id, wait, call.onAbort)
-  else if (accepted.fresh) return { status: 202, json: acceptedJson(command, accepted), headers }
+  if (command.awaited && !accepted.ended) {
+    const row = await ctx.commands.ended(accepted.id, wait ?? 0, call.onAbort)
+    if (row !== undefined) return { status: 202, json: row, headers }
+  } else if (accepted.fresh) {
+    return { status: 202, json: acceptedJson(command, accepted), headers }
+  }
   return { status: 202, json: await findCommand(ctx.commandDb, call.actor, accepted.id), headers }
 }
 
@@ -247,6 +247,7 @@ function checkedCommand(call: Call<{ id: string }, { wait?: number }, CreateBody
     timeoutSeconds: body.timeoutSeconds ?? action.timeoutSeconds,
     expiresInSeconds: body.expiresInSeconds ?? limits.expiresSecondsDefault,
     idempotencyKey: idempotencyKey(call.header('idempotency-key')),
+    awaited: (call.query.wait ?? 0) > 0,
     actor,
     ip: call.ip,
     userAgent: call.userAgent,

@@ -1,0 +1,76 @@
+// The pools of commands, connects and shards plan a statement once per connection. A hub that starts on an
+// empty database, or meets the first command of a month, must not keep what suits an empty table: a plan
+// that reads the whole of it, again for every row, until PostgreSQL happens to analyze it.
+import assert from 'node:assert/strict'
+import { after, before, describe, test } from 'node:test'
+import { acceptSql, repeatsSql } from '../src/commands.ts'
+import { openDatabase, type Database } from '../src/db.ts'
+import {
+  checkSql,
+  claimSql,
+  commandsSql,
+  offlineSql,
+  seenSql,
+  straySql,
+} from '../workers/statements.ts'
+import { createDatabase, type TestDatabase } from './support/postgres.ts'
+
+const statements = {
+  acceptSql,
+  repeatsSql,
+  checkSql,
+  claimSql,
+  commandsSql,
+  offlineSql,
+  seenSql,
+  straySql,
+}
+
+interface Plan {
+  'Node Type': string
+  'Relation Name'?: string
+  'Index Cond'?: string
+  Plans?: Plan[]
+}
+
+let database: TestDatabase
+let db: Database
+
+before(async () => {
+  database = await createDatabase()
+  db = openDatabase({ url: database.url, name: 'plans', connections: 1, planOnce: true })
+})
+after(async () => {
+  await db.close()
+  await database.drop()
+})
+
+describe('on tables without rows and statistics', () => {
+  for (const [name, sql] of Object.entries(statements)) {
+    test(`${name} finds its rows by key`, async () => {
+      const scans = (await plan(name, sql)).filter((node) => node['Relation Name'] !== undefined)
+      const reads = scans.filter((node) => /Scan/.test(node['Node Type']))
+      assert.ok(reads.length > 0)
+      for (const node of reads) {
+        assert.match(node['Node Type'], /^(Index Scan|Index Only Scan|Bitmap Heap Scan)$/)
+        const below = [node, ...(node.Plans ?? [])]
+        assert.ok(
+          below.some((part) => part['Index Cond'] !== undefined),
+          `${node['Relation Name']} is read from end to end`,
+        )
+      }
+    })
+  }
+})
+
+async function plan(name: string, sql: string): Promise<Plan[]> {
+  const count = Math.max(...[...sql.matchAll(/\$(\d+)/g)].map((match) => Number(match[1])))
+  const [row] = await db.transaction(async (tx) => {
+    await tx.query(`prepare ${name} as ${sql}`)
+    return tx.query<{ 'QUERY PLAN': { Plan: Plan }[] }>(
+      `explain (format json) execute ${name} (${Array(count).fill('null').join(', ')})`,
+    )
+  })
+  const nodes = (node: Plan): Plan[] => [node, ...(node.Plans ?? []).flatMap(nodes)]
+  return (row?.['QUERY PLAN'] ?? []).flatMap(({ Plan: root }) => nodes(root))
+}
