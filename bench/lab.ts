@@ -33,7 +33,7 @@ export interface StartOptions {
 }
 
 const programFiles: Record<Side, string> = {
-  hub: 'src/main.ts',
+  hub: 'src/start.ts',
   bare: 'bench/limits/bare.ts',
   baseline: 'bench/baseline.ts',
   echo: 'bench/limits/echo.ts',

@@ -11,8 +11,6 @@ export interface Action {
   may: Operation
   /** How long it may run unless the caller says otherwise. */
   timeoutSeconds: number
-  /** May run beside the one other command of a device: looks at or ends what hangs. */
-  concurrent: boolean
 }
 
 const environment = Type.Record(Type.String({ maxLength: 255 }), Type.String())
@@ -39,11 +37,10 @@ export const actions: Readonly<Record<string, Action>> = {
     timeoutSeconds: limits.commandTimeoutSecondsDefault,
   }),
   refresh_inventory: action({ timeoutSeconds: 120 }),
-  list_processes: action({ timeoutSeconds: 60, concurrent: true }),
+  list_processes: action({ timeoutSeconds: 60 }),
   kill_process: action({
     payload: { pid: Type.Integer({ minimum: 2, maximum: 4_294_967_295 }) },
     timeoutSeconds: 60,
-    concurrent: true,
   }),
   collect_logs: action({
     payload: {
@@ -77,11 +74,6 @@ export function findAction(name: string): Action {
   )
 }
 
-/** True when commands of this action may run beside another one; unknown actions may not. */
-export function isConcurrent(name: string): boolean {
-  return Object.hasOwn(actions, name) && actions[name]?.concurrent === true
-}
-
 const checks = new Map(
   Object.entries(actions).map(([name, { payload }]) => [name, Compile(payload)] as const),
 )
@@ -113,7 +105,6 @@ function action(
   return {
     may: 'commands.write',
     timeoutSeconds: limits.commandTimeoutSecondsDefault,
-    concurrent: false,
     ...options,
     payload: Type.Object(options.payload ?? {}, { additionalProperties: false }),
   }

@@ -1,6 +1,5 @@
 // Accepting commands: group commit of command, audit row, event and idempotency key in one statement, and
 // the waiting for ends. What a command is stands in `actions.ts`; what becomes of it, in the actor.
-import { isConcurrent } from './actions.ts'
 import type { Actor } from './auth.ts'
 import { sha256 } from './auth.ts'
 import { Batcher } from './batch.ts'
@@ -8,6 +7,7 @@ import { plainArray, textArray, type Database } from './db.ts'
 import { AppError } from './errors.ts'
 import { idFloor, newId } from './ids.ts'
 import { limits } from './limits.ts'
+import { isConcurrent } from './protocol.ts'
 import type { Shards } from './shards.ts'
 
 export interface NewCommand {

@@ -207,6 +207,8 @@ export const limits = {
   poolShard: 3,
   poolJobs: 4,
   poolConnect: 2,
+  /** Young generation of the jobs thread, in MB. */
+  jobsYoungMb: 8,
   /** Waiting for a pooled connection. */
   checkoutMsMax: 5_000,
   statementMsMax: 15_000,

@@ -1,5 +1,5 @@
-// Starts a hub's parts in one visible order and stops them in reverse. `npm start` runs this file; tests
-// call `run()` themselves.
+// Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
+// `start.ts`; tests call `run()` themselves.
 import type { us_listen_socket } from 'uWebSockets.js'
 import { auditTrail } from './audit.ts'
 import { accessTokens, derivedKey } from './auth.ts'
@@ -256,7 +256,8 @@ function greeting(config: Config, origin: string, database: string): string[] {
 
 // ---- npm start -------------------------------------------------------------------------------
 
-async function main(): Promise<void> {
+/** Runs a hub until a signal ends it. */
+export async function start(): Promise<void> {
   const say = (line: string) => process.stdout.write(`${line}\n`)
   try {
     const hub = await run({ env: process.env, say })
@@ -292,5 +293,3 @@ function fail(error: unknown): void {
 function isRefusal(error: unknown): error is Error & { exitCode: number } {
   return error instanceof Error && 'exitCode' in error && typeof error.exitCode === 'number'
 }
-
-if (import.meta.main) await main()

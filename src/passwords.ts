@@ -35,7 +35,8 @@ export function passwords(options: PasswordsOptions = {}): Passwords {
   const pool = new Piscina<HashTask, string | boolean>({
     filename: new URL('../workers/hash.ts', import.meta.url).href,
     name: 'answer' satisfies keyof typeof Hash,
-    minThreads: 1,
+    // The first login starts it: a hub that nobody talks to needs none.
+    minThreads: 0,
     maxThreads: options.threads ?? defaultThreads(),
     maxQueue: options.queueMax ?? limits.hashQueueMax,
     idleTimeout: 60_000,

@@ -124,6 +124,14 @@ export type AgentFrame =
 // ---- front ↔ shard ---------------------------------------------------------------------------
 
 /** A command on its way to an actor; `payload` stays the JSON text that the caller sent. */
+/** Actions that may run beside the one other command of a device: they look at or end what hangs. */
+const concurrentActions = new Set(['list_processes', 'kill_process'])
+
+/** True when commands of this action may run beside another one; unknown actions may not. */
+export function isConcurrent(action: string): boolean {
+  return concurrentActions.has(action)
+}
+
 export interface CommandMessage {
   id: string
   action: string

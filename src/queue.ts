@@ -122,6 +122,8 @@ export class Jobs {
   private start(): Worker {
     const worker = new Worker(new URL('../workers/jobs.ts', import.meta.url), {
       workerData: this.data,
+      // Its batches die young; more room would only be kept.
+      resourceLimits: { maxYoungGenerationSizeMb: limits.jobsYoungMb },
     })
     worker.on('message', (message: FromJobs) => this.receive(message))
     worker.on('error', (error) => this.options.log.error({ err: error }, 'the jobs thread died'))

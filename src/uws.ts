@@ -4,21 +4,22 @@
 
 import { createHash, randomUUID } from 'node:crypto'
 import {
-  existsSync,
+  closeSync,
   lstatSync,
-  mkdirSync,
   mkdtempSync,
+  openSync,
   readFileSync,
-  realpathSync,
+  readSync,
   renameSync,
   rmSync,
   writeFileSync,
 } from 'node:fs'
 import { createRequire } from 'node:module'
-import { homedir, tmpdir } from 'node:os'
-import { dirname, isAbsolute, join } from 'node:path'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
 import { isMainThread } from 'node:worker_threads'
 import type * as Uws from 'uWebSockets.js'
+import { cacheFolder, privateFolder } from './private_folder.ts'
 
 /**
  * SHA-256 of each addon that may be fitted → SHA-256 of its fitted copy: uWebSockets.js 20.57.0,
@@ -82,44 +83,12 @@ function refuseInWorker(): typeof Uws {
   return new Proxy({}, { get }) as typeof Uws
 }
 
-function cacheFolder(): string {
-  const xdg = process.env['XDG_CACHE_HOME']
-  // The XDG specification: relative paths are invalid and to be ignored.
-  return join(xdg && isAbsolute(xdg) ? xdg : join(homedir(), '.cache'), 'muster')
-}
-
-/** Makes the folder if need be; undefined where another user could change what is in it. */
-export function privateFolder(folder: string): string | undefined {
-  try {
-    // Not `recursive`: Node loops for ever below a file system that answers ENOENT, like /proc.
-    if (!existsSync(dirname(folder))) mkdirSync(dirname(folder), { mode: 0o700 })
-    if (!existsSync(folder)) mkdirSync(folder, { mode: 0o700 })
-    const found = lstatSync(folder)
-    if (!found.isDirectory() || found.uid !== process.geteuid?.() || found.mode & 0o077) return
-    return parentsAreSafe(realpathSync(folder)) ? folder : undefined
-  } catch {
-    // No home, or a read-only one: the caller has another place.
-    return undefined
-  }
-}
-
-/** True when nobody but root and us can put another folder in this one's place. */
-function parentsAreSafe(folder: string): boolean {
-  const parent = dirname(folder)
-  if (parent === folder) return true
-  const { uid, mode } = lstatSync(parent)
-  const ownedByUs = uid === 0 || uid === process.geteuid?.()
-  const othersMayRename = (mode & 0o022) !== 0 && (mode & 0o1000) === 0
-  return ownedByUs && !othersMayRename && parentsAreSafe(parent)
-}
-
 /**
  * The path of a fitted copy of `source` in `folder`, made when it is missing or not what it was.
  * Throws when `source` is not one of the addons we know.
  */
 export function fittedCopy(source: string, folder: string): string {
-  const binary = readFileSync(source)
-  const sourceHash = sha256(binary)
+  const sourceHash = sha256OfFile(source)
   const hash = fittedHashes[sourceHash]
   if (hash === undefined) {
     throw new Error(
@@ -129,8 +98,8 @@ export function fittedCopy(source: string, folder: string): string {
     )
   }
   const copy = join(folder, `uws-${hash.slice(0, 16)}.node`)
-  if (hashOfFile(copy) === hash) return copy
-  const bytes = fitted(binary)
+  if (hashOfCopy(copy) === hash) return copy
+  const bytes = fitted(readFileSync(source))
   if (sha256(bytes) !== hash) throw new Error(`fitting ${source} gave bytes we do not know`)
   const draft = `${copy}.${randomUUID()}`
   try {
@@ -143,12 +112,25 @@ export function fittedCopy(source: string, folder: string): string {
   return copy
 }
 
-function hashOfFile(path: string): string | undefined {
+function hashOfCopy(path: string): string | undefined {
   try {
-    return lstatSync(path).isFile() ? sha256(readFileSync(path)) : undefined
+    return lstatSync(path).isFile() ? sha256OfFile(path) : undefined
   } catch {
     return undefined
   }
+}
+
+/** In pieces: the whole of both files would stay in memory for as long as the hub runs. */
+function sha256OfFile(path: string): string {
+  const digest = createHash('sha256')
+  const piece = Buffer.alloc(64 * 1024)
+  const file = openSync(path, 'r')
+  try {
+    for (let read; (read = readSync(file, piece)) > 0;) digest.update(piece.subarray(0, read))
+  } finally {
+    closeSync(file)
+  }
+  return digest.digest('hex')
 }
 
 function sha256(bytes: Buffer): string {

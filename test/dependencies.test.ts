@@ -10,10 +10,10 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 
 /** A file of src/ loads only files to the left of its own; `resources` is the whole folder. */
 const order = `
-  errors ids limits config log loop_delay metrics protocol clean batch uws address auth seal actions
+  errors ids limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
   embedded database page audit events identities sessions passwords rates agent_tokens shards observe
-  queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http front main
+  queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http front main start
 `
   .trim()
   .split(/\s+/)

@@ -7,7 +7,8 @@ import { dirname, join } from 'node:path'
 import { test } from 'node:test'
 import { Worker } from 'node:worker_threads'
 import { WebSocket } from 'ws'
-import { fitted, fittedCopy, fittedHashes, privateFolder, uWS } from '../src/uws.ts'
+import { fitted, fittedCopy, fittedHashes, uWS } from '../src/uws.ts'
+import { privateFolder } from '../src/private_folder.ts'
 
 const addons = dirname(createRequire(import.meta.url).resolve('uWebSockets.js'))
 const x64 = join(addons, 'uws_linux_x64_137.node')

@@ -1,13 +1,13 @@
 // One shard thread: the loop around its device actors. Takes mail from the front, runs the actors, carries
 // their effects to the store and back to the front. Holds no rule of its own about devices.
 import { parentPort, workerData } from 'node:worker_threads'
-import { isConcurrent } from '../src/actions.ts'
 import { openDatabase } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
 import {
   closeCodes,
+  isConcurrent,
   type FrontMessage,
   type HubFrame,
   type ShardData,

@@ -29,7 +29,7 @@ export class HubProcess {
   /** Starts it and waits until it is ready. */
   async start(): Promise<void> {
     const env = { PATH: process.env['PATH'] ?? '', HOME: process.env['HOME'] ?? '', ...this.env }
-    const child = spawn(process.execPath, ['src/main.ts'], {
+    const child = spawn(process.execPath, ['src/start.ts'], {
       cwd: root,
       env: { LOG_LEVEL: 'warn', ...env, PORT: String(this.port) },
       stdio: ['ignore', 'pipe', 'pipe'],
