@@ -146,6 +146,7 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       ctx.shards.frame(agent.shard, agent.conn, text)
     } else if (isHeartbeat(text)) {
       // It says nothing that the next one will not say.
+      ctx.shards.dropHeartbeat(agent.shard)
       ctx.metrics.framesDropped.inc({ reason: 'overloaded' })
     } else if (pressure === 'busy') {
       ctx.shards.frame(agent.shard, agent.conn, text)

@@ -182,7 +182,8 @@ export type ShardMessage =
   /** The hub goes down in order: sockets that close now are no device's fault. */
   | { type: 'leaving' }
   /** Once a second. All deadlines are judged here, after what came before it in the mail. */
-  | { type: 'tick' }
+  /** Once a second. `deaf`: heartbeats of this shard were dropped since the last one. */
+  | { type: 'tick'; deaf: boolean }
   | { type: 'reconnect'; spreadMs: number }
   | { type: 'gc' }
   | { type: 'stop' }

@@ -63,6 +63,8 @@ interface Shard {
   unconfirmed: { number: number; bytes: number }[]
   unconfirmedBytes: number
   confirmed: Int32Array
+  /** Heartbeats were dropped since the last tick. */
+  deaf: boolean
   stopped: (() => void) | undefined
 }
 
@@ -79,7 +81,7 @@ export class Shards {
   constructor(options: ShardsOptions) {
     this.options = options
     for (let index = 0; index < options.count; index++) this.shards.push(this.start(index))
-    this.ticker = setInterval(() => this.broadcast({ type: 'tick' }), 1000)
+    this.ticker = setInterval(() => this.tick(), 1000)
   }
 
   get count(): number {
@@ -163,6 +165,11 @@ export class Shards {
     return shard.unconfirmed.length > limits.shardBatchesMax ? 'busy' : 'none'
   }
 
+  /** The front drops a heartbeat of this shard: no deadline may run while it does. */
+  dropHeartbeat(shardIndex: number): void {
+    this.shard(shardIndex).deaf = true
+  }
+
   /** True when every shard has taken its mail within the time it may need. */
   healthy(): boolean {
     return this.shards.every((shard) => {
@@ -191,6 +198,13 @@ export class Shards {
   /** The threads themselves: for tests that kill one. */
   threads(): Worker[] {
     return this.shards.map((shard) => shard.worker)
+  }
+
+  private tick(): void {
+    for (const shard of this.shards) {
+      this.post(shard, { type: 'tick', deaf: shard.deaf })
+      shard.deaf = false
+    }
   }
 
   private shard(index: number): Shard {
@@ -252,6 +266,7 @@ export class Shards {
       unconfirmed: [],
       unconfirmedBytes: 0,
       confirmed: new Int32Array(confirmed),
+      deaf: false,
       stopped: undefined,
     }
     worker.on('message', ({ mail }: FrontMail) => this.receive(shard, mail))

@@ -177,7 +177,7 @@ function onMessage(message: ShardMessage): void {
       leaving = true
       return
     case 'tick':
-      return onTick()
+      return onTick(message.deaf)
     case 'reconnect':
       return onReconnect(message.spreadMs)
     case 'gc':
@@ -256,11 +256,13 @@ function reclaim(): void {
   }
 }
 
-function onTick(): void {
+function onTick(deaf: boolean): void {
   // Ticks come once a second; one that is late by more than jitter means that the front stood still,
-  // and what agents sent meanwhile is still in the sockets. Their deadlines move by as much.
-  const late = tickMs === 0 ? 0 : nowMs - tickMs - 1000
-  if (late > 500) stalledMs += late
+  // and what agents sent meanwhile is still in the sockets. Their deadlines move by as much, and by the
+  // whole second when the front threw heartbeats away.
+  const sinceMs = tickMs === 0 ? 0 : nowMs - tickMs
+  if (deaf) stalledMs += sinceMs
+  else if (sinceMs > 1500) stalledMs += sinceMs - 1000
   tickMs = nowMs
   for (const device of byId.values()) run(device, { type: 'tick' })
   toFront({ type: 'observed', observed: observed.take(stats()) })

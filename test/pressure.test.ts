@@ -1,0 +1,92 @@
+// A shard that PostgreSQL keeps waiting: its store fills, heartbeats are dropped, who sends more is asked to
+// come back later, nobody's deadline runs out meanwhile, and nothing is lost once the writes go on.
+import assert from 'node:assert/strict'
+import { after, before, test } from 'node:test'
+import pg from 'pg'
+import { limits } from '../src/limits.ts'
+import { FakeAgent } from './support/agent.ts'
+import { metricsToken, startHub, type TestHub } from './support/hub.ts'
+import { until } from './support/until.ts'
+
+let hub: TestHub
+let blocker: pg.Client
+
+before(async () => {
+  hub = await startHub({
+    SHARDS: '1',
+    HEARTBEAT_SECONDS: '1',
+    LIMIT_FRAMES: '0',
+    LIMIT_ENROLL: '0',
+    LIMIT_API: '0',
+  })
+  blocker = new pg.Client({ connectionString: hub.database.url })
+  await blocker.connect()
+})
+after(async () => {
+  await blocker.end()
+  await hub.close()
+})
+
+async function dropped(): Promise<number> {
+  const { text } = await hub.get('{origin}/metrics', { token: metricsToken })
+  return Number(/^muster_frames_dropped_total\{reason="overloaded"\} (\d+)/m.exec(text)?.[1] ?? 0)
+}
+
+test('a store that is full drops heartbeats without ending anyone for their silence', async (t) => {
+  const output = 'x'.repeat(limits.outputBytesMax - 1024)
+  const count = Math.ceil(limits.storeBytesMax / (2 * output.length)) + 2
+  const agents: FakeAgent[] = []
+  const ids: string[] = []
+  for (let n = 0; n < count; n++) {
+    const device = await hub.enroll()
+    const agent = await FakeAgent.connect(device, hub.origin)
+    agents.push(agent)
+    const body = { action: 'run_command', payload: { command: 'true' } }
+    const { id } = (await hub.post(`/devices/${device.deviceId}/commands`, body)).body
+    ids.push(id)
+    await agent.frame('command', id)
+  }
+  const beats = setInterval(() => {
+    for (const agent of agents) if (agent.closed === undefined) agent.heartbeat()
+  }, 100)
+  t.after(() => {
+    clearInterval(beats)
+    for (const agent of agents) agent.socket.terminate()
+  })
+  try {
+    await blocker.query('begin; lock table commands in access exclusive mode')
+    for (const [n, agent] of agents.entries()) {
+      const result = { type: 'result', id: ids[n], status: 'completed', exitCode: 0 }
+      const text = JSON.stringify({ ...result, stdout: output, stderr: output })
+      agent.send(text)
+      // One at a time: what piles up before the shard, instead of in its store, is refused.
+      const seq = n + 1
+      agent.heartbeat({ seq })
+      const taken = () => agent.frames.some((frame) => 'seq' in frame && frame.seq === seq)
+      await until('the result to be taken', async () => taken() || (await dropped()) > 0)
+    }
+    await until('heartbeats to be dropped', async () => (await dropped()) > 0, 60_000)
+    // More than the deadline of 2.5 s in heartbeats that nobody hears.
+    const many = (await dropped()) + count * 40
+    await until('many heartbeats to be dropped', async () => (await dropped()) > many, 60_000)
+    assert.deepEqual(
+      agents.map((agent) => agent.closed),
+      agents.map(() => undefined),
+    )
+
+    // Whoever sends more than heartbeats now is told to come back, instead of being queued without end.
+    const [loud] = agents as [FakeAgent]
+    const asking = setInterval(() => loud.send({ type: 'delivered', id: ids[0] }), 20)
+    t.after(() => clearInterval(asking))
+    assert.equal((await loud.closing()).code, 1013)
+    clearInterval(asking)
+  } finally {
+    await blocker.query('rollback')
+  }
+  // The one that was closed has its result in its outbox still; the others get their acks.
+  for (const [n, agent] of agents.entries()) if (n > 0) await agent.frame('ack', ids[n])
+  for (const id of ids.slice(1)) {
+    const { status, result } = (await hub.get(`/commands/${id}`)).body
+    assert.deepEqual([status, result.stdout.length], ['completed', output.length])
+  }
+})
