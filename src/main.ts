@@ -250,7 +250,7 @@ function greeting(config: Config, origin: string, database: string): string[] {
     : '"$AGENT_ENROLLMENT_SECRET"'
   return [
     `Muster ${config.version} runs on ${origin} with ${database}`,
-    `API ${origin}/api/v1 · OpenAPI ${origin}/api/v1/openapi.json · health ${origin}/health/ready`,
+    `API ${origin}/api/v1 · reference ${origin}/docs · health ${origin}/health/ready`,
     'Enroll this machine:',
     `  npm run -s agent -- enroll --url ${origin} --secret ${secret}`,
     '  npm run -s agent -- run',

@@ -7,6 +7,7 @@ import { enrollmentKeyRoutes } from './enrollment_keys.ts'
 import { healthRoutes } from './health.ts'
 import { invitationRoutes } from './invitations.ts'
 import { organizationRoutes } from './organizations.ts'
+import { pageRoutes } from './pages.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
 import { userRoutes } from './users.ts'
@@ -22,4 +23,5 @@ export const routes: readonly Route[] = [
   ...invitationRoutes,
   ...agentRoutes,
   ...healthRoutes,
+  ...pageRoutes,
 ]
