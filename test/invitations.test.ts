@@ -207,7 +207,7 @@ test('the invitation comes by mail, as text and as HTML, and the outcome is audi
   assert.deepEqual([mail.from, mail.headers.get('to')], ['hub@example.com', email])
   assert.equal(mail.headers.get('from'), 'Muster <hub@example.com>')
   assert.equal(mail.headers.get('auto-submitted'), 'auto-generated')
-  assert.ok(mail.text.includes(`\n${body.inviteUrl}\r\n`) || mail.text.includes(body.inviteUrl))
+  assert.ok(mail.text.includes(`\n${body.inviteUrl}`), mail.text)
   assert.ok(mail.text.includes(`${admin.email} invites you to Müller & Söhne <AG> on Muster.`))
   assert.ok(mail.html.includes(`<a href="${body.inviteUrl}">`))
   assert.ok(!mail.html.includes('<AG>'), 'a name is text, not markup')

@@ -1,6 +1,7 @@
 // The mailer by itself: tries again, gives up, stays bounded, and never tells a secret.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
+import { pino } from 'pino'
 import { readConfig } from '../src/config.ts'
 import { openDatabase, type Database } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
@@ -24,9 +25,15 @@ after(async () => {
   await database.drop()
 })
 
-function open(smtpUrl: string, retrySeconds: readonly number[]): Mailer {
+/** What a link carries, in every mail of these tests. */
+const token = `min_${'a'.repeat(43)}`
+
+function open(
+  smtpUrl: string,
+  retrySeconds: readonly number[],
+  log = createLog('silent', 'test'),
+): Mailer {
   const config = { smtpUrl, publicOrigin: 'https://muster.example.com' }
-  const log = createLog('silent', 'test')
   const made = mailer({ config, db, log, metrics: createMetrics('0'), retrySeconds })
   assert.ok(made)
   return made
@@ -35,7 +42,8 @@ function open(smtpUrl: string, retrySeconds: readonly number[]): Mailer {
 function send(through: Mailer, to = 'ann@example.org') {
   const resourceId = newId()
   const about = { action: 'user.mail_invitation', resourceType: 'user', resourceId, orgId: null }
-  through.send({ to, subject: 'Hello', text: 'the text', html: '<p>the text</p>', about })
+  const text = `the link: https://muster.example.com/accept-invite#token=${token}`
+  through.send({ to, subject: 'Hello', text, html: `<p>${text}</p>`, about })
   return resourceId
 }
 
@@ -124,6 +132,22 @@ test('a password is sent over TLS or not at all, unless the URL says otherwise',
     const trusting = open(`${smtp.url}?requireTLS=false`, [])
     assert.equal((await outcomeOf(send(trusting))).result, 'success')
     await trusting.close()
+  }))
+
+test('neither link nor password is logged or audited, even where the server quotes them', () =>
+  withSmtp(async (smtp) => {
+    const lines: string[] = []
+    const log = pino({ level: 'trace' }, { write: (line: string) => void lines.push(line) })
+    const through = open(smtp.url, [0], log)
+    const quote = `our filter dislikes #token=${token} of smtp://ann:hunter2@mail.example.com`
+    smtp.refuseNext(`451 ${quote}`, `550 ${quote}`)
+    const refused = await outcomeOf(send(through))
+    assert.match(refused.details.reason ?? '', /our filter dislikes/)
+    assert.equal((await outcomeOf(send(through))).result, 'success')
+    await through.close()
+    assert.equal(lines.length, 3)
+    const told = lines.join('') + JSON.stringify(refused)
+    assert.ok(!told.includes(token) && !told.includes('hunter2'), told)
   }))
 
 test('a mistake in SMTP_URL is named at the start, without what is secret in it', () => {
