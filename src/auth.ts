@@ -6,6 +6,7 @@ import { LRUCache } from 'lru-cache'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
 
+/** Highest first: nobody grants a role that stands before their own. */
 export const roles = ['platform_admin', 'org_admin', 'technician', 'viewer', 'auditor'] as const
 export type Role = (typeof roles)[number]
 
@@ -68,6 +69,11 @@ export type Operation = keyof typeof operations
 /** The one rule: may this role do this operation? */
 export function can(role: Role, operation: Operation): boolean {
   return (operations[operation] as readonly Role[]).includes(role)
+}
+
+/** May a user of role `own` give `role` to somebody, or change somebody who has it? */
+export function mayGrant(own: Role, role: Role): boolean {
+  return roles.indexOf(role) >= roles.indexOf(own)
 }
 
 // ---- access tokens ---------------------------------------------------------------------------

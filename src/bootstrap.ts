@@ -8,9 +8,9 @@ import { insertEvents } from './events.ts'
 import { newId } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Passwords } from './passwords.ts'
+import { insertInvited, inviteUrl, newInvitation, type NewUser } from './resources/invitations.ts'
 import { insertOrganization } from './resources/organizations.ts'
 import { insertSite } from './resources/sites.ts'
-import { insertInvited, inviteUrl, newInvitation, type NewUser } from './resources/users.ts'
 
 /** The first platform admin as just made; what is secret in it is told once and never again. */
 export interface FirstAdmin {

@@ -19,6 +19,8 @@ export interface Config {
   /** Absent: the hub starts its own PostgreSQL in `dataDir`. */
   readonly databaseUrl: string | undefined
   readonly redisUrl: string | undefined
+  /** Where invitations are mailed through; absent: they are not mailed. */
+  readonly smtpUrl: string | undefined
   readonly shards: number
   readonly logLevel: string
   /** What agents are told to beat at; 2.5 times this without a beat is offline. */
@@ -91,6 +93,8 @@ export function readConfig(env: Record<string, string | undefined>): Config {
 
   const databaseUrl = url('DATABASE_URL', ['postgres:', 'postgresql:'], true)
   const redisUrl = url('REDIS_URL', ['redis:', 'rediss:'], true)
+  const smtpUrl = url('SMTP_URL', ['smtp:', 'smtps:'], true)
+  if (smtpUrl !== undefined) problems.push(...problemsOfSmtp(new URL(smtpUrl)))
   const publicUrl = url('PUBLIC_API_URL', ['http:', 'https:'], false)
   if (production) {
     if (!get('DATABASE_URL')) required('DATABASE_URL', 'the connection string of PostgreSQL')
@@ -134,6 +138,7 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     dataDir,
     databaseUrl,
     redisUrl,
+    smtpUrl,
     shards: integer('SHARDS', Math.max(1, availableParallelism() - 1), 1, 64),
     heartbeatSeconds: integer('HEARTBEAT_SECONDS', limits.heartbeatSeconds, 1, 300),
     logLevel: oneOf('LOG_LEVEL', levels, 'info'),
@@ -188,6 +193,22 @@ export function keptSecret(dataDir: string, name: string, make = randomSecret): 
 
 function randomSecret(): string {
   return randomBytes(32).toString('base64url')
+}
+
+/** Only what is known may stand in it: a misspelt `requireTLS` would quietly send in the clear. */
+function problemsOfSmtp({ hostname, searchParams }: URL): string[] {
+  const problems = hostname === '' ? ['SMTP_URL names no host'] : []
+  for (const [name, value] of searchParams) {
+    if (name === 'requireTLS') {
+      if (value !== 'true' && value !== 'false') {
+        problems.push('SMTP_URL: requireTLS is neither true nor false')
+      }
+    } else if (name !== 'from')
+      problems.push(`SMTP_URL holds "${name}", only from and requireTLS are known`)
+    else if (!/^[^\s@<>]+@[^\s@<>]+$/.test(value))
+      problems.push('SMTP_URL: from is no e-mail address')
+  }
+  return problems
 }
 
 function isCidr(text: string): boolean {

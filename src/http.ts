@@ -281,15 +281,28 @@ export function sendReply(
   res.cork(() => {
     res.writeStatus(statusLines[reply.status] ?? String(reply.status))
     res.writeHeader('X-Request-Id', requestId)
-    writeHeaders(res, securityHeaders)
+    for (const name in securityHeaders) {
+      if (!reply.headers || !(name in reply.headers)) {
+        res.writeHeader(name, securityHeaders[name] as string)
+      }
+    }
     if (reply.text) res.writeHeader('Content-Type', reply.text.type)
     else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
     writeHeaders(res, moreHeaders)
     if (reply.headers) writeHeaders(res, reply.headers)
     if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
+    else if (typeof content !== 'string') endInParts(res, content)
     // A body past the cap is still on its way: only closing ends it.
     else res.end(content, reply.status === 413)
   })
+}
+
+/** Writes what the socket takes, and more when it takes more: a slow reader holds no copy of its own. */
+function endInParts(res: HttpResponse, bytes: Buffer): void {
+  const begin = res.getWriteOffset()
+  const [taken, done] = res.tryEnd(bytes, bytes.byteLength)
+  if (taken || done) return
+  res.onWritable((offset) => res.tryEnd(bytes.subarray(offset - begin), bytes.byteLength)[0])
 }
 
 function jsonText(reply: Reply): string {
@@ -367,7 +380,7 @@ function writeHeaders(res: HttpResponse, headers: Record<string, string>): void 
   for (const name in headers) res.writeHeader(name, headers[name] as string)
 }
 
-const securityHeaders = {
+const securityHeaders: Record<string, string> = {
   'X-Content-Type-Options': 'nosniff',
   'Referrer-Policy': 'no-referrer',
   'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
@@ -379,6 +392,7 @@ const statusLines: Record<number, string> = {
   201: '201 Created',
   202: '202 Accepted',
   204: '204 No Content',
+  304: '304 Not Modified',
   400: '400 Bad Request',
   401: '401 Unauthorized',
   403: '403 Forbidden',

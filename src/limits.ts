@@ -85,6 +85,20 @@ export const limits = {
   emailCharsMax: 254,
   /** An invitation to set a first password. */
   inviteHours: 72,
+  /** Sites a user may be narrowed to: they travel with each query of the user, 36 bytes each. */
+  userSitesMax: 500,
+
+  // ---- mail and pages
+  /** Mails sent or waiting to be tried again; about 3 KB each. Past it a mail is given up, the link stays. */
+  mailsOpenMax: 1_000,
+  /** Reaching a mail server; a near one takes milliseconds. */
+  mailConnectMsMax: 10_000,
+  /** Silence of a mail server in the middle of a mail: some look into it before they answer. */
+  mailSilenceMsMax: 30_000,
+  /** Pauses before a mail is tried again; the last one outlasts the usual greylisting of five minutes. */
+  mailRetrySeconds: [5, 30, 120, 600],
+  /** A file served to browsers and kept in memory; the largest, Swagger UI's script, has 1.5 MB. */
+  assetBytesMax: 4 * 1024 * 1024,
 
   // ---- audit
   /** Audit rows of refusals waiting to be written; each is about 500 bytes. */

@@ -14,6 +14,7 @@ import { identities } from './identities.ts'
 import { newId } from './ids.ts'
 import { limits } from './limits.ts'
 import { createLog, withoutPasswords } from './log.ts'
+import { mailer } from './mail.ts'
 import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
 import { passwords } from './passwords.ts'
@@ -78,6 +79,8 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => people.close())
     const audit = auditTrail(db, log)
     stops.push(() => audit.close())
+    const mail = mailer({ config, db, log, metrics })
+    if (mail) stops.push(() => mail.close())
     const nodeId = newId()
     const shards = new Shards({
       count: config.shards,
@@ -133,6 +136,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       identities: people,
       rates: rateLimits(config.rates),
       audit,
+      mailer: mail,
       shards,
       commands,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
@@ -246,7 +250,7 @@ function greeting(config: Config, origin: string, database: string): string[] {
     : '"$AGENT_ENROLLMENT_SECRET"'
   return [
     `Muster ${config.version} runs on ${origin} with ${database}`,
-    `API ${origin}/api/v1 · OpenAPI ${origin}/api/v1/openapi.json · health ${origin}/health/ready`,
+    `API ${origin}/api/v1 · reference ${origin}/docs · health ${origin}/health/ready`,
     'Enroll this machine:',
     `  npm run -s agent -- enroll --url ${origin} --secret ${secret}`,
     '  npm run -s agent -- run',

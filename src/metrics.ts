@@ -57,6 +57,11 @@ export function createMetrics(version: string) {
       name: 'muster_http_requests_in_flight',
       help: 'Requests being answered, those held by ?wait included.',
     }),
+    mails: counter({
+      name: 'muster_mails_total',
+      help: 'Mails by outcome: sent, failed for good, or tried again.',
+      labelNames: ['outcome'],
+    }),
     devices: gauge({
       name: 'muster_shard_devices',
       help: 'Device actors of a shard: connected devices.',

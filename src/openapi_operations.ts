@@ -21,6 +21,9 @@ const particulars: Record<string, { security?: Json[]; type?: string; errors?: n
     type: 'text/plain; version=0.0.4',
     errors: [401, 404],
   },
+  acceptInvitePage: { type: 'text/html' },
+  docsPage: { type: 'text/html' },
+  docsFile: { type: '*/*' },
   enrollAgent: { security: [{}, { agentToken: [] }] },
 }
 
@@ -76,7 +79,8 @@ function responsesOf(route: Route): Json {
   }
   for (const [status, schema] of Object.entries(route.responses)) {
     const type = particulars[route.name]?.type ?? 'application/json'
-    const content = schema ?? (type === 'application/json' ? null : { type: 'string' })
+    const bare = Number(status) >= 300
+    const content = schema ?? (bare || type === 'application/json' ? null : { type: 'string' })
     responses[status] = {
       description: successes[status] ?? 'Why the hub is not ready.',
       headers: {
@@ -94,6 +98,7 @@ const successes: Record<string, string> = {
   201: 'Created.',
   202: 'Accepted and durable; it runs as soon as it can.',
   204: 'Done; no body.',
+  304: 'As you have it.',
 }
 
 /** Which refusals an operation can meet, from what the adapter does with such a route. */

@@ -10,6 +10,7 @@ import type { Database } from './db.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
 import type { Identities } from './identities.ts'
 import type { Logger } from './log.ts'
+import type { Mailer } from './mail.ts'
 import type { Metrics } from './metrics.ts'
 import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
@@ -31,6 +32,8 @@ export interface Context {
   readonly identities: Identities
   readonly rates: RateLimits
   readonly audit: AuditTrail
+  /** Absent without SMTP_URL. */
+  readonly mailer: Mailer | undefined
   readonly shards: Shards
   readonly commands: Commands
   /** Signs list cursors. */
@@ -67,8 +70,9 @@ export interface Reply {
   body?: unknown
   /** … as JSON text that PostgreSQL already wrote. */
   json?: string
-  /** A body that is not JSON, with its content type. */
-  text?: { type: string; content: string }
+  /** A body that is not JSON, with its content type. A buffer is shared: it is sent without a copy. */
+  text?: { type: string; content: string | Buffer }
+  /** Also instead of the security header of the same name. */
   headers?: Record<string, string>
 }
 

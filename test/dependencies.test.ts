@@ -10,9 +10,9 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 
 /** A file of src/ loads only files to the left of its own; `resources` is the whole folder. */
 const order = `
-  errors ids limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
+  errors ids once limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database page audit events identities sessions passwords rates agent_tokens shards observe
+  embedded database page audit mail events identities sessions passwords rates agent_tokens shards observe
   queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http front main start
 `
   .trim()
@@ -22,6 +22,7 @@ const order = `
 const knownBy: Record<string, string[]> = {
   'uWebSockets.js': ['src/front.ts', 'src/http.ts', 'src/main.ts', 'src/uws.ts'],
   jose: ['src/auth.ts'],
+  nodemailer: ['src/mail.ts'],
   'node-pg-migrate': ['src/migrate.ts'],
   pg: ['src/db.ts', 'src/listener.ts', 'src/migrate.ts'],
   'pg-boss': ['workers/jobs.ts'],

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { limits } from '../src/limits.ts'
-import { insertInvited, newInvitation } from '../src/resources/users.ts'
+import { insertInvited, newInvitation } from '../src/resources/invitations.ts'
 import { startHub, type TestHub } from './support/hub.ts'
 import {
   auditOfResource,

@@ -5,9 +5,12 @@ import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
 import { healthRoutes } from './health.ts'
+import { invitationRoutes } from './invitations.ts'
 import { organizationRoutes } from './organizations.ts'
+import { pageRoutes } from './pages.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
+import { userRoutes } from './users.ts'
 
 export const routes: readonly Route[] = [
   ...sessionRoutes,
@@ -16,6 +19,9 @@ export const routes: readonly Route[] = [
   ...organizationRoutes,
   ...siteRoutes,
   ...enrollmentKeyRoutes,
+  ...userRoutes,
+  ...invitationRoutes,
   ...agentRoutes,
   ...healthRoutes,
+  ...pageRoutes,
 ]
