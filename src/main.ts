@@ -1,6 +1,7 @@
 // Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
 // `start.ts`; tests call `run()` themselves.
 import type { us_listen_socket } from 'uWebSockets.js'
+import { abuseWatch } from './abuse.ts'
 import { auditTrail } from './audit.ts'
 import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
@@ -78,6 +79,8 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => people.close())
     const audit = auditTrail(db, log)
     stops.push(() => audit.close())
+    const abuse = abuseWatch(db, log)
+    stops.push(() => abuse.close())
     const nodeId = newId()
     const shards = new Shards({
       count: config.shards,
@@ -132,6 +135,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       passwords: hasher,
       identities: people,
       rates: rateLimits(config.rates),
+      abuse,
       audit,
       shards,
       commands,
