@@ -217,7 +217,7 @@ with away as (
 ), sites_total as (
   select site_id, device_count(site_id) as total from away group by site_id
 ), judged as (
-  select a.*, t.total, min(a.status_at) filter (where together >= $6 and together >= $7 * total)
+  select a.*, t.total, min(a.status_at) filter (where together >= $6 and together >= $7::numeric * total)
     over (partition by a.site_id order by a.status_at range between current row and unbounded following) as folds_at
   from away a join sites_total t using (site_id)
 )
