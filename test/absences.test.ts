@@ -196,7 +196,7 @@ describe('a site', () => {
       const ids = (await fleet(place, size)).slice(0, secondsAgo.length)
       await goOffline(ids, secondsAgo)
       await judgeAbsences(db, longUp)
-      const raised = (await summary(place)).map(([deviceId]) => deviceId)
+      const raised = (await alertsOf(place)).map(({ deviceId }) => deviceId ?? 'a site')
       assert.deepEqual(raised.toSorted(), ids.toSorted())
     }
   })
@@ -256,8 +256,8 @@ describe('a site', () => {
 describe('a start of the hub', () => {
   test('leaves what went before it alone until its grace is over', async () => {
     const place = await addPlace(db, { offlineGraceSeconds: 5 })
-    const [before = '', since = ''] = await fleet(place, 2)
-    await goOffline([before, since], [3600, 8])
+    const [earlier = '', since = ''] = await fleet(place, 2)
+    await goOffline([earlier, since], [3600, 8])
     assert.equal(await judgeAbsences(db, { seconds: 20, graceSeconds: 75 }), 1)
     assert.deepEqual(await summary(place), [[since, 'active']])
     assert.equal(await judgeAbsences(db, { seconds: 74, graceSeconds: 75 }), 0)

@@ -1,9 +1,11 @@
 // Alerts through their real doors: agents that suffer, operators who read, acknowledge and resolve.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
+import type { Static } from 'typebox'
 import { raiseAlerts, type NewAlert } from '../src/alerts.ts'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
+import type { Alert } from '../src/resources/alerts.ts'
 import { FakeAgent } from './support/agent.ts'
 import { startHub, type Device, type TestHub } from './support/hub.ts'
 import {
@@ -17,6 +19,8 @@ import {
   type Person,
 } from './support/people.ts'
 import { until } from './support/until.ts'
+
+type AlertItem = Static<typeof Alert>
 
 let hub: TestHub
 let orgId: string
@@ -41,8 +45,9 @@ async function makeKey(site: string): Promise<string> {
 const enroll = (more: Record<string, unknown> = {}): Promise<Device> =>
   hub.enroll({ enrollmentSecret: key, ...more })
 const ask = (path: string, { token } = admin) => call(hub, 'GET', path, { token })
-const list = async (query: string, who = admin) => (await ask(`/alerts?${query}`, who)).body.data
-const post = (path: string, body: unknown = undefined, { token } = admin) =>
+const list = async (query: string, who = admin): Promise<AlertItem[]> =>
+  (await ask(`/alerts?${query}`, who)).body.data
+const post = (path: string, body?: unknown, { token } = admin) =>
   call(hub, 'POST', path, { token, body })
 const raise = (...alerts: NewAlert[]) => hub.hub.ctx.db.transaction((tx) => raiseAlerts(tx, alerts))
 const settings = async (patch: unknown, { token } = admin) => {
@@ -54,9 +59,9 @@ const settings = async (patch: unknown, { token } = admin) => {
 }
 
 /** The one alert that fits, as soon as it does. */
-function one(query: string, fits: (alert: any) => boolean = () => true, who = admin): Promise<any> {
+function one(query: string, fits: (alert: AlertItem) => boolean = () => true): Promise<AlertItem> {
   return until(`an alert with ${query}`, async () => {
-    const found = await list(query, who)
+    const found = await list(query)
     assert.ok(found.length <= 1, `${found.length} alerts with ${query}`)
     return found[0] !== undefined && fits(found[0]) && found[0]
   })
@@ -136,7 +141,7 @@ describe('thresholds', () => {
     await until('the shards to know', async () => {
       second.heartbeat({ metrics: { memoryPercent: 62 } })
       const [alert] = await list(mine)
-      return alert.status === 'resolved' && alert.id === id && alert.occurrences === 1
+      return alert?.status === 'resolved' && alert.id === id && alert.occurrences === 1
     })
     await second.close()
   })
@@ -180,7 +185,11 @@ describe('ends of commands', () => {
     assert.equal(alert.kind, 'command_failed')
     assert.equal(alert.title, 'run_command failed on db-1')
     assert.deepEqual(
-      [ids.includes(alert.context.commandId), alert.context.exitCode, alert.context.status],
+      [
+        ids.includes(alert.context['commandId']),
+        alert.context['exitCode'],
+        alert.context['status'],
+      ],
       [true, 3, 'failed'],
     )
     assert.ok(!JSON.stringify(alert).includes('hunter2'))
@@ -212,7 +221,7 @@ describe('ends of commands', () => {
     await run('run_script', { language: 'sh', content: 'false' })
     const mine = `deviceId=${device.deviceId}`
     await one(`${mine}&kind=upgrade_failed`, ({ severity }) => severity === 'high')
-    await one(`${mine}&kind=script_failed`, ({ context }) => context.executionId !== null)
+    await one(`${mine}&kind=script_failed`, ({ context }) => context['executionId'] !== null)
     assert.equal((await list(mine)).length, 2)
     await agent.close()
   })
@@ -259,13 +268,15 @@ describe('an agent’s own', () => {
     const open = `deviceId=${device.deviceId}&status=active`
     await until('the bound', async () => {
       const found = await list(open)
-      return found.length === limits.agentAlertsMax && found.some((a: any) => a.occurrences === 2)
+      return (
+        found.length === limits.agentAlertsMax && found.some((alert) => alert.occurrences === 2)
+      )
     })
     const [victim] = await list(open)
-    assert.equal((await post(`/alerts/${victim.id}/resolve`)).status, 200)
+    assert.equal((await post(`/alerts/${victim?.id}/resolve`)).status, 200)
     report(100)
     await until('the next one', async () =>
-      (await list(open)).some((alert: any) => alert.title === 'n 100'),
+      (await list(open)).some((alert) => alert.title === 'n 100'),
     )
     assert.equal((await list(open)).length, limits.agentAlertsMax)
     await agent.close()
@@ -305,12 +316,12 @@ describe('identities and passwords', () => {
     for (let n = 0; n < 5; n++) await guess(victim.email.toUpperCase())
     assert.equal(outcome(await guess(victim.email)), '429 RATE_LIMITED')
     const alert = await one('kind=auth_abuse', ({ occurrences }) => occurrences >= 3)
-    assert.equal(alert.context.userId, victim.id)
+    assert.equal(alert.context['userId'], victim.id)
     assert.ok(!JSON.stringify(alert).includes('wrong'))
     for (let n = 0; n < 9; n++) await guess(`nobody${n % 2}@example.org`)
     const platform = await signedIn(hub, 'platform_admin')
     const nobody = await until('the platform’s alert', async () =>
-      (await list('kind=auth_abuse', platform)).find((found: any) => found.orgId === null),
+      (await list('kind=auth_abuse', platform)).find((found) => found.orgId === null),
     )
     assert.equal(outcome(await ask(`/alerts/${nobody.id}`)), '404 NOT_FOUND')
     // Whoever is narrowed to sites sees neither.
@@ -469,7 +480,7 @@ describe('the list', () => {
     })
     assert.equal(moved.status, 200)
     assert.equal(outcome(await ask(`/alerts/${id}`, here)), '404 NOT_FOUND')
-    assert.equal((await list(`siteId=${other}`, there))[0].id, id)
+    assert.equal((await list(`siteId=${other}`, there))[0]?.id, id)
     assert.equal((await post(`/alerts/${id}/acknowledge`, {}, there)).status, 200)
   })
 })
