@@ -46,7 +46,7 @@ export async function writeAlerts(
       if (refused > 0) onRefused(refused)
       if (recoveries.length === 0) continue
       await tx.query(resolveKeysSql, [
-        'back below the threshold',
+        'no longer over its threshold',
         textArray(recoveries.map((recovery) => recovery.dedupeKey)),
         plainArray(recoveries.map((recovery) => recovery.deviceId)),
         plainArray(recoveries.map((recovery) => recovery.epoch)),

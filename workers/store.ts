@@ -62,7 +62,7 @@ export interface StoreEvents {
   onStrays(strays: { deviceId: string; id: string }[]): void
   /** These connections write no more: a newer one of the device took over. */
   onSuperseded(lost: { deviceId: string; epoch: number }[]): void
-  /** Agents' own alerts that were not taken: too many of theirs are open. */
+  /** Alerts that were not taken: too many wait, or an agent has too many open. */
   onAlertsRefused(count: number): void
   onBatch(statement: string, rows: number): void
   onProblem(message: string, details: Record<string, unknown>): void
@@ -148,8 +148,10 @@ export class Store {
   }
 
   alert(write: AlertWrite): void {
-    // Full: what still holds is raised again by the next repeat.
-    this.alerts.push(write)
+    // What agents say may fill half of the queue: what the hub itself found is not said again.
+    const own = 'raise' in write && write.raise.kind === 'agent_reported'
+    const full = own && this.alerts.queued >= limits.storeRowsMax / 2
+    if (full || !this.alerts.push(write)) this.events.onAlertsRefused(1)
   }
 
   /** Asks whether a command is open. */

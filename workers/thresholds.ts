@@ -44,13 +44,16 @@ export function clearsAt(threshold: number): number {
   return threshold - Math.min(limits.thresholdMarginPercent, threshold / 10)
 }
 
+/** Most heartbeats change nothing, and none of them should cost an array. */
+const none: readonly Crossing[] = []
+
 /** What changes with these metrics. Between the two marks everything stays as it is. */
 export function crossings(
   high: HighBits,
   measured: AgentMetrics,
   thresholds: Thresholds,
-): Crossing[] {
-  const changes: Crossing[] = []
+): readonly Crossing[] {
+  let changes: Crossing[] | undefined
   for (const metric of metrics) {
     const value = measured[metric]
     if (value === undefined) continue
@@ -58,9 +61,9 @@ export function crossings(
     const isHigh = (high & bitOf[metric]) !== 0
     const rises = !isHigh && threshold !== null && value >= threshold
     const falls = isHigh && (threshold === null || value <= clearsAt(threshold))
-    if (rises || falls) changes.push({ metric, high: rises, value, threshold })
+    if (rises || falls) (changes ??= []).push({ metric, high: rises, value, threshold })
   }
-  return changes
+  return changes ?? none
 }
 
 export function afterCrossings(high: HighBits, changes: readonly Crossing[]): HighBits {
