@@ -4,6 +4,7 @@
 import { raiseAlerts, resolving, type NewAlert } from '../src/alerts.ts'
 import { plainArray, textArray, type Database, type Queryable } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
+import { takeTurn } from './turns.ts'
 
 /** How long this hub runs, and until when it leaves alone what went before that. */
 export interface Uptime {
@@ -32,7 +33,7 @@ interface Fold extends Record<string, unknown> {
 /** Judges the absences that are due, oldest first; returns how many, at most a batch. */
 export function judgeAbsences(db: Database, uptime: Uptime): Promise<number> {
   return db.transaction(async (tx) => {
-    if (!(await isMyTurn(tx))) return 0
+    if (!(await takeTurn(tx, 'absences'))) return 0
     const due = await tx.query<Due>(dueSql, [
       limits.sweepBatchMax,
       limits.offlineGraceSecondsDefault,
@@ -55,7 +56,7 @@ export function judgeAbsences(db: Database, uptime: Uptime): Promise<number> {
 /** Ends the alerts of devices that are back, and of sites that are back as a whole. */
 export async function endAbsences(db: Database): Promise<number> {
   return db.transaction(async (tx) => {
-    if (!(await isMyTurn(tx))) return 0
+    if (!(await takeTurn(tx, 'absences'))) return 0
     const rows = await tx.query<{ id: string; alertId: string }>(returnedSql, [
       limits.sweepBatchMax,
     ])
@@ -67,14 +68,6 @@ export async function endAbsences(db: Database): Promise<number> {
     ])
     return rows.length
   })
-}
-
-/** False while another hub judges. */
-async function isMyTurn(tx: Queryable): Promise<boolean> {
-  const [turn] = await tx.query<{ mine: boolean }>(
-    `select pg_try_advisory_xact_lock(hashtext('muster.absences')) as mine`,
-  )
-  return turn?.mine === true
 }
 
 /** Sites of which enough went together, with everyone who went then, due or not. */

@@ -3,6 +3,7 @@
 import { raiseAlerts, type AlertKind, type NewAlert } from '../src/alerts.ts'
 import type { Database } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
+import { takeTurn } from './turns.ts'
 
 interface FailedEnd extends Record<string, unknown> {
   xid: string
@@ -25,7 +26,7 @@ interface Cursor extends Record<string, unknown> {
 /** Raises what failed since the last time; returns how many ends it read, at most a batch. */
 export function raiseFailures(db: Database): Promise<number> {
   return db.transaction(async (tx) => {
-    // Another hub reads them just now: leave them to it.
+    if (!(await takeTurn(tx, 'failures'))) return 0
     const [cursor] = await tx.query<Cursor>(cursorSql)
     if (!cursor) return 0
     const ends = await tx.query<FailedEnd>(failedEndsSql, [
@@ -72,8 +73,7 @@ function kindOf({ action, executionId }: FailedEnd): AlertKind {
 /** A database that was restored may have begun its transactions anew: never wait for numbers to come. */
 const cursorSql = `
 select least(xid, pg_snapshot_xmax(pg_current_snapshot()))::text as xid, id
-from alert_cursors where name = 'failed_ends'
-for update skip locked`
+from alert_cursors where name = 'failed_ends'`
 
 /** $1 and $2 after which event, $3 rows. Only what no open transaction can still precede. */
 export const failedEndsSql = `
