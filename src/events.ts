@@ -32,6 +32,10 @@ export const eventTypes = [
   'audit.exported',
 ] as const
 
+/** SQL: a new id. The order of events is by transaction first, so random bits suffice behind the time. */
+export const newEventId = `overlay(overlay(gen_random_uuid()::text
+    placing left(uuid7_floor(clock_timestamp())::text, 13) from 1) placing '7' from 15)::uuid`
+
 export type EventType = (typeof eventTypes)[number]
 
 export interface NewEvent {

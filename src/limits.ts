@@ -204,6 +204,36 @@ export const limits = {
   /** Between tries while PostgreSQL is away. */
   storeRetryMs: 500,
 
+  // ---- alerts
+  /** An agent's own alerts that may be open at once: more is a loop in a check. */
+  agentAlertsMax: 20,
+  /** A threshold's alert resolves this many points below it, or a tenth of it where that is less. */
+  thresholdMarginPercent: 5,
+  /** Devices of a site that go together are one alert: from this many on … */
+  foldDevicesMin: 5,
+  /** … when they are this part of the site … */
+  foldShareMin: 0.8,
+  /** … and went within this time. */
+  foldSeconds: 60,
+  /** A device whose sockets replaced each other this often within the time below has a twin. */
+  flipFlopsMax: 4,
+  flipFlopMs: 5 * 60_000,
+  /** Devices watched for it, about 150 bytes each; the longest silent is forgotten first. */
+  flipFlopDevicesMax: 10_000,
+  /** Alerts of one statement; each locks its device's row. */
+  alertBatchMax: 256,
+  /** Alert writes of a shard go out this late: what repeats meanwhile is one row. */
+  alertGapMs: 100,
+  /** Absences are judged, and ends of commands read, this often. */
+  alertSweepMs: 1_000,
+  /** Refused logins are written together this often, whatever the flood. */
+  abuseGapMs: 1_000,
+  /** Different emails of refused logins kept until then; further ones only count. */
+  abuseEmailsMax: 1_000,
+  alertNoteCharsMax: 2_000,
+  /** A resolved alert is kept this long where its organization says nothing else. */
+  resolvedAlertDays: 365,
+
   // ---- hub
   /** How long PostgreSQL may be unreachable at start. */
   startRetrySeconds: 30,

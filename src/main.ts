@@ -1,6 +1,7 @@
 // Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
 // `start.ts`; tests call `run()` themselves.
 import type { us_listen_socket } from 'uWebSockets.js'
+import { abuseWatch } from './abuse.ts'
 import { auditTrail } from './audit.ts'
 import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
@@ -81,6 +82,8 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => audit.close())
     const mail = mailer({ config, db, log, metrics })
     if (mail) stops.push(() => mail.close())
+    const abuse = abuseWatch(db, log)
+    stops.push(() => abuse.close())
     const nodeId = newId()
     const shards = new Shards({
       count: config.shards,
@@ -135,6 +138,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       passwords: hasher,
       identities: people,
       rates: rateLimits(config.rates),
+      abuse,
       audit,
       mailer: mail,
       shards,

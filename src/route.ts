@@ -2,6 +2,7 @@
 // source of checking, of the OpenAPI document and of the tests that call every route as every role.
 import { Type, type Static, type TObject, type TSchema } from 'typebox'
 import { Compile } from 'typebox/compile'
+import type { AbuseWatch } from './abuse.ts'
 import type { AuditTrail } from './audit.ts'
 import type { AccessTokens, Actor, Operation } from './auth.ts'
 import type { Commands } from './commands.ts'
@@ -31,6 +32,8 @@ export interface Context {
   readonly passwords: Passwords
   readonly identities: Identities
   readonly rates: RateLimits
+  /** Told of refused logins, which it makes alerts of. */
+  readonly abuse: AbuseWatch
   readonly audit: AuditTrail
   /** Absent without SMTP_URL. */
   readonly mailer: Mailer | undefined

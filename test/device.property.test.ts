@@ -14,7 +14,12 @@ import {
 } from '../workers/device.ts'
 import type { AgentFrame, ResultStatus } from '../src/protocol.ts'
 
-const rules = { heartbeatTimeoutMs: 75_000, timeoutGraceMs: 30_000, presenceFlushMs: 60_000 }
+const rules = {
+  heartbeatTimeoutMs: 75_000,
+  timeoutGraceMs: 30_000,
+  presenceFlushMs: 60_000,
+  thresholds: {},
+}
 
 interface Stored {
   command: OpenCommand
@@ -99,7 +104,7 @@ class World {
       reported: false,
       late: null,
     }))
-    this.run({ type: 'claimed', epoch: this.epoch, atMs: this.nowMs, commands })
+    this.run({ type: 'claimed', epoch: this.epoch, atMs: this.nowMs, commands, high: 0 })
   }
 
   close(): void {

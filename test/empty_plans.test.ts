@@ -3,6 +3,7 @@
 // that reads the whole of it, again for every row, until PostgreSQL happens to analyze it.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
+import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, type Database } from '../src/db.ts'
 import {
@@ -24,6 +25,9 @@ const statements = {
   offlineSql,
   seenSql,
   straySql,
+  lockSql,
+  raiseSql,
+  resolveKeysSql,
 }
 
 interface Plan {

@@ -3,6 +3,8 @@ import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { openDatabase, type Database } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
+import { dueSql, returnedSql } from '../workers/absences.ts'
+import { failedEndsSql } from '../workers/failures.ts'
 import { orphansSql } from '../workers/nodes.ts'
 import { expiredSql, keysSql, timeoutSql } from '../workers/sweeps.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
@@ -10,6 +12,7 @@ import { addDevice, addPlace } from './support/rows.ts'
 
 let database: TestDatabase
 let db: Database
+let orgId: string
 
 before(async () => {
   database = await createDatabase()
@@ -24,6 +27,7 @@ after(async () => {
 /** Ended commands of five months, a few open ones, some of them running. */
 async function fill(): Promise<void> {
   const place = await addPlace(db)
+  orgId = place.orgId
   const deviceId = await addDevice(db, place)
   await db.query(`select make_partitions((now() - interval '5 months')::date, 5)`)
   await db.query(
@@ -47,6 +51,34 @@ async function fill(): Promise<void> {
     `insert into idempotency_keys (user_id, key, body_hash, command_id)
      select $1, n::text, '', $1 from generate_series(1, 5000) as n`,
     [place.orgId],
+  )
+  // A fleet of which a few are away, some of them told of, and a history of events and alerts.
+  await db.query(
+    `with d as (
+       insert into devices (id, org_id, site_id, hostname, os, arch, token_hash)
+       select gen_random_uuid(), $1, $2, 'host', 'linux', 'amd64', sha256(n::text::bytea)
+       from generate_series(1, 5000) as n returning id
+     )
+     insert into device_presence (device_id, org_id, status, absent, offline_alert_id, status_at)
+     select id, $1, case when n < 4500 then 'online' else 'offline' end, n > 4990,
+       case when n between 4500 and 4990 then id end, now() - interval '1 h'
+     from (select id, row_number() over () as n from d) as d`,
+    [place.orgId, place.siteId],
+  )
+  await db.query(
+    `insert into events (id, org_id, type, at, site_id, data)
+     select overlay(gen_random_uuid()::text placing left(uuid7_floor(now())::text, 13) from 1)::uuid,
+       $1, case when n % 100 = 0 then 'command.failed' else 'command.completed' end, now(), $2, '{}'
+     from generate_series(1, 20000) as n`,
+    [place.orgId, place.siteId],
+  )
+  await db.query(
+    `insert into alerts (id, org_id, site_id, device_id, kind, severity, status, title, message,
+       context, dedupe_key, occurrences)
+     select gen_random_uuid(), $1, $2, $1, 'cpu_high', 'low',
+       case when n % 8 = 0 then 'active' else 'resolved' end, '', '', '{}', n::text, 1
+     from generate_series(1, 20000) as n`,
+    [place.orgId, place.siteId],
   )
   await db.query('analyze')
 }
@@ -98,4 +130,39 @@ test('old idempotency keys are found by their age and removed by their place', a
   const nodes = await plan(keysSql, [1000, 24])
   assert.ok(indexes(nodes).has('idempotency_keys_by_age'))
   assert.ok(nodes.some((node) => node['Node Type'] === 'Tid Scan'))
+})
+
+test('absences are found among those that are away, and returns among those that were told of', async () => {
+  const due = await plan(dueSql, [1000, 60, 1e6, 75])
+  assert.ok(indexes(due).has('device_presence_absent'))
+  const returned = await plan(returnedSql, [1000])
+  assert.ok(indexes(returned).has('device_presence_returned'))
+  for (const node of [...due, ...returned]) {
+    assert.ok(node['Node Type'] !== 'Seq Scan' || node['Relation Name'] !== 'device_presence')
+  }
+})
+
+test('failed ends are found by their own index of the outbox', async () => {
+  const nodes = await plan(failedEndsSql, ['0', '00000000-0000-0000-0000-000000000000', 256])
+  const events = nodes.filter((node) => node['Relation Name'] === `events_${month}`)
+  assert.ok(events.length > 0)
+  for (const node of events) assert.match(node['Index Name'] ?? '', /^events_\d+_xid_id_idx1$/)
+})
+
+test('every list of alerts is read in its order, open ones by their own indexes', async () => {
+  const open = `a.status <> 'resolved' and a.status = 'active'`
+  const lists: [condition: string, index: string][] = [
+    ['true', 'alerts_pkey'],
+    [`a.org_id = '${orgId}'`, 'alerts_by_org'],
+    [open, 'alerts_open'],
+    [`a.org_id = '${orgId}' and ${open}`, 'alerts_open_by_org'],
+  ]
+  for (const [condition, index] of lists) {
+    const nodes = await plan(
+      `select * from alerts a where ${condition} order by a.id desc limit 51`,
+      [],
+    )
+    assert.ok(!nodes.some((node) => node['Node Type'] === 'Sort'), condition)
+    assert.ok(indexes(nodes).has(index), `${condition}: ${[...indexes(nodes)].join()}`)
+  }
 })

@@ -6,7 +6,20 @@ import {
   type CommandMessage,
   type EndedStatus,
 } from '../src/protocol.ts'
-import type { ResultFrame, AgentMetrics, AlertFrame, InventoryFrame } from '../src/protocol.ts'
+import type {
+  AgentMetrics,
+  AlertFrame,
+  HeartbeatFrame,
+  InventoryFrame,
+  ResultFrame,
+} from '../src/protocol.ts'
+import {
+  afterCrossings,
+  crossings,
+  type Crossing,
+  type HighBits,
+  type Thresholds,
+} from './thresholds.ts'
 
 /**
  * Where an open command stands. `sending`: its frame is on the way to the socket, still pending to the
@@ -29,11 +42,12 @@ export interface OpenCommand extends CommandMessage {
   late: ResultFrame | null
 }
 
-/** Timings an actor needs; in milliseconds. */
+/** What an actor judges by: timings in milliseconds, and its organization's thresholds. */
 export interface Rules {
   heartbeatTimeoutMs: number
   timeoutGraceMs: number
   presenceFlushMs: number
+  thresholds: Thresholds
 }
 
 export interface Device {
@@ -50,6 +64,8 @@ export interface Device {
   /** Since the last flush, else null. */
   metrics: AgentMetrics | null
   agentVersion: string | null
+  /** Whose threshold alert is open. */
+  high: HighBits
   resumed: boolean
   /** In order of id, which is the order of acceptance; null while there is none. */
   commands: OpenCommand[] | null
@@ -60,7 +76,7 @@ export interface Device {
 }
 
 export type DeviceMessage =
-  | { type: 'claimed'; epoch: number; atMs: number; commands: OpenCommand[] }
+  | { type: 'claimed'; epoch: number; atMs: number; commands: OpenCommand[]; high: HighBits }
   | { type: 'frame'; frame: AgentFrame }
   | { type: 'sent'; id: string }
   | { type: 'command'; command: CommandMessage }
@@ -106,6 +122,7 @@ export type Effect =
   | { type: 'check'; id: string }
   | { type: 'inventory'; frame: InventoryFrame }
   | { type: 'alert'; frame: AlertFrame }
+  | { type: 'crossing'; crossing: Crossing }
 
 /** What became of a cancel: being ended as cancelled, the agent was asked, or not open here. */
 export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
@@ -125,6 +142,7 @@ export function openDevice(
     flushMs,
     metrics: null,
     agentVersion: null,
+    high: 0,
     resumed: socket.resumed,
     commands: null,
     held: [],
@@ -188,6 +206,7 @@ function stepLoading(
   device.held = null
   device.commands = message.commands.length === 0 ? null : message.commands
   device.claimedMs = message.atMs
+  device.high = message.high
   for (const command of device.commands ?? []) {
     // Nobody knows whether that frame arrived: it goes out again, and the agent drops an id it has.
     if (command.stage === 'sent') command.stage = 'pending'
@@ -207,10 +226,7 @@ function stepLoading(
 function onFrame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules): Effect[] {
   switch (frame.type) {
     case 'heartbeat':
-      device.heardMs = nowMs
-      if (frame.metrics !== undefined) device.metrics = frame.metrics
-      if (frame.agentVersion !== undefined) device.agentVersion = frame.agentVersion
-      return frame.seq === undefined ? [] : [{ type: 'heartbeat_ack', seq: frame.seq }]
+      return heartbeat(device, frame, nowMs, rules)
     case 'delivered':
       return delivered(device, frame.id, nowMs, rules)
     case 'started':
@@ -224,6 +240,23 @@ function onFrame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules)
     case 'alert':
       return [{ type: 'alert', frame }]
   }
+}
+
+function heartbeat(
+  device: Device,
+  { seq, metrics, agentVersion }: HeartbeatFrame,
+  nowMs: number,
+  { thresholds }: Rules,
+): Effect[] {
+  device.heardMs = nowMs
+  if (agentVersion !== undefined) device.agentVersion = agentVersion
+  const effects: Effect[] = seq === undefined ? [] : [{ type: 'heartbeat_ack', seq }]
+  if (metrics === undefined) return effects
+  device.metrics = metrics
+  const changes = crossings(device.high, metrics, thresholds)
+  device.high = afterCrossings(device.high, changes)
+  for (const crossing of changes) effects.push({ type: 'crossing', crossing })
+  return effects
 }
 
 function sent(device: Device, id: string): Effect[] {

@@ -8,6 +8,8 @@ import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
 import type { EndedCommand, FromJobs, JobsData, ToJobs } from '../src/queue.ts'
+import { endAbsences, judgeAbsences } from './absences.ts'
+import { raiseFailures } from './failures.ts'
 import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
@@ -58,7 +60,8 @@ const running = [
   repeat('lease', limits.nodeRenewSeconds * 1000, renewLease),
   repeat('sweep', limits.sweepMs, sweep),
   startBoss(),
-]
+  repeat('alerts', limits.alertSweepMs, sweepAlerts),
+] as const
 
 function tell(message: FromJobs): void {
   port?.postMessage(message)
@@ -114,7 +117,7 @@ async function renewLease(): Promise<void> {
 
 async function sweep(): Promise<void> {
   await endBatches('expired', () => endExpired(db, days))
-  await forgetKeys()
+  await inBatches('idempotency_keys', limits.sweepBatchMax, () => forgetIdempotencyKeys(db))
   // What agents report when they come back after a restart of the hub comes first.
   if (Date.now() - data.startedMs < data.restartGraceSeconds * 1000) return
   await endBatches('timeout', () => endTimedOut(db, days))
@@ -134,14 +137,6 @@ async function endBatches(
   }
 }
 
-async function forgetKeys(): Promise<void> {
-  let forgotten: number
-  do {
-    forgotten = await forgetIdempotencyKeys(db)
-    count('idempotency_keys', forgotten)
-  } while (forgotten === limits.sweepBatchMax)
-}
-
 async function sweepOrphans(): Promise<void> {
   const dead = await deadNodes(db)
   if (dead.length === 0 && performance.now() - walkedMs < walkMs) return
@@ -152,6 +147,28 @@ async function sweepOrphans(): Promise<void> {
   walkedMs = performance.now()
   await forgetNodes(db, dead)
   if (ended > 0) log.info({ devices: ended, nodes: dead }, 'devices of dead hubs are offline')
+}
+
+async function sweepAlerts(): Promise<void> {
+  const uptime = {
+    seconds: (Date.now() - data.startedMs) / 1000,
+    graceSeconds: data.restartGraceSeconds,
+  }
+  await inBatches('returns', limits.sweepBatchMax, () => endAbsences(db))
+  await inBatches('absences', limits.sweepBatchMax, () => judgeAbsences(db, uptime))
+  await inBatches('failures', limits.alertBatchMax, () => raiseFailures(db))
+}
+
+async function inBatches(
+  name: string,
+  rowsMax: number,
+  batch: () => Promise<number>,
+): Promise<void> {
+  let rows: number
+  do {
+    rows = await batch()
+    count(name, rows)
+  } while (rows === rowsMax && !stopping.signal.aborted)
 }
 
 // ---- pg-boss ---------------------------------------------------------------------------------
@@ -206,8 +223,11 @@ async function addQueues(boss: PgBoss): Promise<void> {
 
 async function runMaintenance(): Promise<void> {
   try {
-    const { sessions, refreshTokens, dropped } = await maintain(db, owner)
-    log.info({ sessions, refreshTokens, dropped }, 'maintenance: deleted or dropped what is old')
+    const { sessions, refreshTokens, alerts, dropped } = await maintain(db, owner)
+    log.info(
+      { sessions, refreshTokens, alerts, dropped },
+      'maintenance: deleted or dropped what is old',
+    )
   } catch (error) {
     log.error({ err: error }, 'maintenance failed; pg-boss tries it again')
     throw error

@@ -6,6 +6,7 @@ import { limits } from '../src/limits.ts'
 export interface Maintained {
   sessions: number
   refreshTokens: number
+  alerts: number
   /** Names of the partitions that retention dropped. */
   dropped: string[]
 }
@@ -18,9 +19,12 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   ])
   const sessions = await inBatches(() => db.query(sessionsSql, [limits.sweepBatchMax]))
   const refreshTokens = await inBatches(() => db.query(tokensSql, [limits.sweepBatchMax]))
+  const alerts = await inBatches(() =>
+    db.query(alertsSql, [limits.sweepBatchMax, limits.resolvedAlertDays]),
+  )
   const days = await retentionDays(db)
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
-  return { sessions, refreshTokens, dropped }
+  return { sessions, refreshTokens, alerts, dropped }
 }
 
 async function inBatches(batch: () => Promise<unknown[]>): Promise<number> {
@@ -49,6 +53,18 @@ delete from refresh_tokens where token_hash = any(array(
   where expires_at <= now()
   limit $1
   for update skip locked
+))
+returning true as gone`
+
+/** Alerts that were resolved as long ago as their organization keeps things. What is open stays. */
+const alertsSql = `
+delete from alerts where id = any(array(
+  select a.id from alerts a left join organizations o on o.id = a.org_id
+  where a.resolved_at <= now()
+    - make_interval(days => coalesce((o.settings->>'retentionDays')::int, $2))
+  order by a.resolved_at
+  limit $1
+  for update of a skip locked
 ))
 returning true as gone`
 

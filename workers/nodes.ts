@@ -1,8 +1,8 @@
 // Which hubs are alive, and what a dead one left behind. A node holds a lease row that it renews; devices
 // still online on a node without a lease are not online.
 import type { Queryable, Row } from '../src/db.ts'
+import { newEventId } from '../src/events.ts'
 import { limits } from '../src/limits.ts'
-import { newEventId } from './sweeps.ts'
 
 const leaseMs = limits.nodeLeaseSeconds * 1000
 
@@ -121,7 +121,8 @@ with lost as materialized (
   order by p.device_id
   for update of p
 ), gone as (
-  update device_presence d set status = 'offline', status_at = now(), node_id = null
+  update device_presence d set status = 'offline', status_at = now(), node_id = null,
+    absent = d.offline_alert_id is null
   where d.device_id = any(array(select device_id from p))
   returning d.device_id, d.org_id
 ), back as (

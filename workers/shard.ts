@@ -15,6 +15,7 @@ import {
   type ShardMessage,
   type ToFront,
 } from '../src/protocol.ts'
+import { reportedAlert } from './alert_writes.ts'
 import type { CommandOutcome } from './command_writes.ts'
 import {
   openDevice,
@@ -27,9 +28,12 @@ import {
   type Rules,
   type WorldStage,
 } from './device.ts'
+import { FlipFlops, twinAlert } from './flip_flops.ts'
 import { jsonOf, readFrame } from './frames.ts'
 import { Observations } from './observations.ts'
+import { Organizations } from './organizations.ts'
 import { Store, type Claimed, type StoredCommand } from './store.ts'
+import { crossingWrite, highBits } from './thresholds.ts'
 
 const data = workerData as ShardData
 const port = parentPort
@@ -47,6 +51,8 @@ const rules: Rules = {
   heartbeatTimeoutMs: data.heartbeatSeconds * 1000 * limits.heartbeatIntervalsMax,
   timeoutGraceMs: limits.timeoutGraceSeconds * 1000,
   presenceFlushMs: limits.presenceFlushMs,
+  // Of the organization whose device is stepped.
+  thresholds: {},
 }
 const confirmed = new Int32Array(data.confirmed)
 const loop = new LoopDelay()
@@ -55,6 +61,8 @@ const loop = new LoopDelay()
 const byConn: (Device | undefined)[] = []
 const byId = new Map<string, Device>()
 const observed = new Observations()
+const organizations = new Organizations(db)
+const flipFlops = new FlipFlops()
 let out: ToFront[] = []
 
 // Time as the actors see it: the front's, less the time in which the front itself stood still.
@@ -66,6 +74,7 @@ let leaving = false
 let stopping = false
 
 const store = new Store(db, data.nodeId, {
+  beforeClaims: (orgIds) => organizations.ensure(orgIds),
   onClaimed: (claimed) => {
     for (const one of claimed) onClaimed(one)
     flush()
@@ -87,6 +96,9 @@ const store = new Store(db, data.nodeId, {
   onSuperseded: (lost) => {
     for (const { deviceId, epoch } of lost) supersede(byId.get(deviceId), epoch)
     flush()
+  },
+  onAlertsRefused: (count) => {
+    for (let n = 0; n < count; n++) observed.dropped('alert')
   },
   onBatch: (statement, rows) => observed.batch(statement, rows),
   onProblem: (message, details) => log.error(details, message),
@@ -191,6 +203,7 @@ function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
   const earlier = byId.get(socket.deviceId)
   if (earlier !== undefined && earlier.conn !== socket.conn) {
     byConn[earlier.conn] = undefined
+    onReplaced(earlier)
     toFront({
       type: 'close',
       conn: earlier.conn,
@@ -202,8 +215,13 @@ function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
   const device = openDevice(socket, clock(), clock() + Math.random() * limits.presenceFlushMs)
   byId.set(device.id, device)
   byConn[socket.conn] = device
-  const { deviceId, conn, ip, tokenRotated } = socket
-  store.claim({ deviceId, conn, ip, tokenRotated })
+  const { deviceId, orgId, conn, ip, tokenRotated } = socket
+  store.claim({ deviceId, orgId, conn, ip, tokenRotated })
+}
+
+/** A newer socket took this device over, here or on another hub. */
+function onReplaced(device: Device): void {
+  if (flipFlops.replaced(device.id, nowMs)) store.alert({ raise: twinAlert(device) })
 }
 
 function onClosed(conn: number): void {
@@ -221,14 +239,11 @@ function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
   else toFront({ type: 'answer', ask: message.ask, value: 'unknown' })
 }
 
-/** Closes the sockets of those of these organizations that are suspended. */
+/** Takes their settings, and closes the sockets of those that are suspended. */
 async function onOrganizations(orgIds: string[]): Promise<void> {
   try {
-    const rows = await db.query<{ id: string }>(
-      `select id from organizations where id = any($1::uuid[]) and status = 'suspended'`,
-      [orgIds],
-    )
-    const suspended = new Set(rows.map(({ id }) => id))
+    const suspended = await organizations.read(orgIds)
+    if (suspended.size === 0) return
     for (const device of byId.values()) {
       if (!suspended.has(device.orgId)) continue
       closeDevice(device, closeCodes.organizationSuspended, 'the organization is suspended')
@@ -295,6 +310,7 @@ function tell(device: Device | undefined, message: DeviceMessage): void {
 }
 
 function run(device: Device, message: DeviceMessage): void {
+  rules.thresholds = organizations.thresholdsOf(device.orgId)
   const effects = step(device, message, clock(), rules)
   for (const effect of effects) apply(device, effect)
 }
@@ -345,7 +361,9 @@ function apply(device: Device, effect: Effect): void {
     case 'answer':
       return toFront({ type: 'answer', ask: effect.ask, value: effect.value })
     case 'alert':
-      return observed.dropped('alert')
+      return store.alert({ raise: reportedAlert(device, effect.frame) })
+    case 'crossing':
+      return store.alert(crossingWrite(device, effect.crossing))
   }
 }
 
@@ -411,6 +429,7 @@ function closeDevice(device: Device | undefined, code: number, reason: string): 
 
 function supersede(device: Device | undefined, epoch: number): void {
   if (device?.epoch !== epoch) return
+  onReplaced(device)
   closeDevice(device, closeCodes.superseded, 'a newer socket of this device')
 }
 
@@ -426,7 +445,7 @@ function commandFrame({ id, action, payload, attempts, timeoutSeconds }: OpenCom
 
 // ---- what the store reports ------------------------------------------------------------------
 
-function onClaimed({ claim, epoch, commands }: Claimed): void {
+function onClaimed({ claim, epoch, commands, high }: Claimed): void {
   const device = byConn[claim.conn]
   if (epoch === null) {
     const mine = device?.id === claim.deviceId && device.epoch === 0
@@ -439,7 +458,13 @@ function onClaimed({ claim, epoch, commands }: Claimed): void {
     return
   }
   if (epoch === 0) return closeDevice(device, closeCodes.decommissioned, 'decommissioned')
-  run(device, { type: 'claimed', epoch, atMs: Date.now(), commands: commands.map(openCommand) })
+  run(device, {
+    type: 'claimed',
+    epoch,
+    atMs: Date.now(),
+    commands: commands.map(openCommand),
+    high: highBits(high),
+  })
 }
 
 function openCommand(stored: StoredCommand): OpenCommand {

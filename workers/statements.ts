@@ -20,7 +20,7 @@ from commands o where o.id = any($1::uuid[]) and o.completed_at is null`
 
 /**
  * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks.
- * Returns the device's open commands as the same snapshot sees them.
+ * Returns the device's open commands and threshold alerts as the same snapshot sees them.
  * $1 device ids, $2 addresses, $3 new token used, $4 event ids, $5 node, $6 oldest open command in days
  */
 export const claimSql = `
@@ -36,6 +36,7 @@ with i as (
 ), claimed as (
   update device_presence d
   set epoch = d.epoch + 1, node_id = $5, status = 'online', last_seen_at = now(), ip_address = coalesce(i.ip, d.ip_address),
+    absent = false,
     status_at = case when p.status = 'online' then d.status_at else now() end
   from p join i using (device_id)
   where d.device_id = p.device_id
@@ -57,7 +58,11 @@ select c.device_id as id, c.epoch::text as epoch, (
   from commands o
   where o.device_id = c.device_id and o.completed_at is null
     and o.id >= uuid7_floor(now() - make_interval(days => $6))
-) as commands
+) as commands, (
+  select json_agg(a.kind) from alerts a
+  where a.device_id = c.device_id and a.status <> 'resolved'
+    and a.kind in ('cpu_high', 'memory_high', 'disk_high')
+) as high
 from claimed c`
 
 /** The socket of this epoch is gone. $1 device ids, $2 epochs, $3 event ids */
@@ -71,7 +76,8 @@ with i as (
   order by p.device_id
   for update of p
 ), gone as (
-  update device_presence d set status = 'offline', status_at = now(), node_id = null
+  update device_presence d set status = 'offline', status_at = now(), node_id = null,
+    absent = d.offline_alert_id is null
   from p where d.device_id = p.device_id
   returning d.device_id, d.org_id, p.event_id
 )

@@ -5,9 +5,11 @@ import { plainArray, textArray, type Database } from '../src/db.ts'
 import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import type { AgentMetrics, ResultFrame } from '../src/protocol.ts'
+import { writeAlerts, type AlertWrite } from './alert_writes.ts'
 import { CommandWrites, type CommandOutcome } from './command_writes.ts'
 import { checkSql, claimSql, inventorySql, offlineSql, seenSql, straySql } from './statements.ts'
 import { persist } from './persist.ts'
+import type { HighKind } from './thresholds.ts'
 
 /** A command as the claim finds it in PostgreSQL; times in ms since 1970. */
 export interface StoredCommand {
@@ -26,6 +28,7 @@ export interface StoredCommand {
 
 export interface Claim {
   deviceId: string
+  orgId: string
   conn: number
   ip: string | null
   tokenRotated: boolean
@@ -36,6 +39,8 @@ export interface Claimed {
   /** 0: the device was decommissioned meanwhile. Null: it could not be claimed. */
   epoch: number | null
   commands: StoredCommand[]
+  /** Its threshold alerts that are open. */
+  high: HighKind[]
 }
 
 export interface Seen {
@@ -47,6 +52,8 @@ export interface Seen {
 }
 
 export interface StoreEvents {
+  /** Awaited before devices of these organizations are claimed. */
+  beforeClaims(orgIds: string[]): Promise<void>
   onClaimed(claimed: Claimed[]): void
   onCommands(outcomes: CommandOutcome[]): void
   /** Of the commands asked for, those that are open. */
@@ -55,6 +62,8 @@ export interface StoreEvents {
   onStrays(strays: { deviceId: string; id: string }[]): void
   /** These connections write no more: a newer one of the device took over. */
   onSuperseded(lost: { deviceId: string; epoch: number }[]): void
+  /** Alerts that were not taken: too many wait, or an agent has too many open. */
+  onAlertsRefused(count: number): void
   onBatch(statement: string, rows: number): void
   onProblem(message: string, details: Record<string, unknown>): void
 }
@@ -88,6 +97,7 @@ export class Store {
   private readonly inventories: Batcher<Inventory>
   private readonly strays: Batcher<Stray>
   private readonly checks: Batcher<Check>
+  private readonly alerts: Batcher<AlertWrite>
   private readonly stop = new AbortController()
   private readonly db: Database
   private readonly nodeId: string
@@ -100,7 +110,7 @@ export class Store {
     this.commands = new CommandWrites(db, events, this.stop.signal)
     this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.connectGapMs, {
       // Nobody may wait for a welcome that never comes: the agent tries again.
-      reject: (claim) => events.onClaimed([{ claim, epoch: null, commands: [] }]),
+      reject: (claim) => events.onClaimed([{ claim, epoch: null, commands: [], high: [] }]),
     })
     this.offlines = this.lane('offline', (items) => this.writeOfflines(items))
     // One statement a second takes them all: nobody reads lastSeenAt to the second.
@@ -109,6 +119,12 @@ export class Store {
       bytesOf: (item) => item.json.length,
     })
     this.checks = this.lane('check', (items) => this.readChecks(items))
+    this.alerts = this.lane(
+      'alert',
+      (items) => writeAlerts(db, items, (count) => events.onAlertsRefused(count)),
+      limits.alertGapMs,
+      { rowsMax: limits.alertBatchMax },
+    )
     this.strays = this.lane('stray', (items) => this.writeStrays(items), 0, {
       bytesOf: ({ frame }) => (frame.stdout?.length ?? 0) + (frame.stderr?.length ?? 0) + 512,
     })
@@ -129,6 +145,13 @@ export class Store {
   inventory(deviceId: string, json: string): void {
     // Full: the agent sends it again with its next connection.
     this.inventories.push({ deviceId, json })
+  }
+
+  alert(write: AlertWrite): void {
+    // What agents say may fill half of the queue: what the hub itself found is not said again.
+    const own = 'raise' in write && write.raise.kind === 'agent_reported'
+    const full = own && this.alerts.queued >= limits.storeRowsMax / 2
+    if (full || !this.alerts.push(write)) this.events.onAlertsRefused(1)
   }
 
   /** Asks whether a command is open. */
@@ -153,6 +176,7 @@ export class Store {
       commands: this.commands.rows,
       presence: this.offlines.queued + this.sightings.queued,
       inventories: this.inventories.queued,
+      alerts: this.alerts.queued,
     }
   }
 
@@ -165,6 +189,7 @@ export class Store {
       this.inventories,
       this.strays,
       this.checks,
+      this.alerts,
     ]
     await Promise.all([this.commands.drained(), ...lanes.map((lane) => lane.drained())])
   }
@@ -178,10 +203,10 @@ export class Store {
     name: string,
     write: (items: T[]) => Promise<void>,
     gapMs = 0,
-    more: { bytesOf?: (item: T) => number; reject?: (item: T) => void } = {},
+    more: { rowsMax?: number; bytesOf?: (item: T) => number; reject?: (item: T) => void } = {},
   ): Batcher<T> {
     return new Batcher<T>({
-      rowsMax: limits.storeBatchMax,
+      rowsMax: more.rowsMax ?? limits.storeBatchMax,
       bytesMax: limits.storeBatchBytesMax,
       queueMax: limits.storeRowsMax,
       inFlight: 1,
@@ -210,10 +235,12 @@ export class Store {
     // Two connects of one device in a batch: the later one holds the socket.
     const latest = new Map(claims.map((claim) => [claim.deviceId, claim]))
     const wanted = [...latest.values()]
+    await this.events.beforeClaims(wanted.map((claim) => claim.orgId))
     const rows = await this.db.query<{
       id: string
       epoch: string
       commands: StoredCommand[] | null
+      high: HighKind[] | null
     }>(claimSql, [
       plainArray(wanted.map((claim) => claim.deviceId)),
       textArray(wanted.map((claim) => claim.ip)),
@@ -226,7 +253,8 @@ export class Store {
     this.events.onClaimed(
       wanted.map((claim) => {
         const row = byId.get(claim.deviceId)
-        return { claim, epoch: Number(row?.epoch ?? 0), commands: row?.commands ?? [] }
+        const { epoch = 0, commands, high } = row ?? {}
+        return { claim, epoch: Number(epoch), commands: commands ?? [], high: high ?? [] }
       }),
     )
   }

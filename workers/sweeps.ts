@@ -1,6 +1,7 @@
 // What becomes due by the clock alone: commands nobody took or ended in time, and old idempotency keys. One
 // batch per call, in one statement with its events; rows that others hold are left for the next sweep.
 import type { Queryable, Row } from '../src/db.ts'
+import { newEventId } from '../src/events.ts'
 import { limits } from '../src/limits.ts'
 import type { EndedCommand } from '../src/queue.ts'
 
@@ -33,10 +34,6 @@ function notTheActors(dueAt: string): string {
 
 /** An open command's id is as old as the command, which leaves old partitions alone. */
 const recent = `c.completed_at is null and c.id >= uuid7_floor(now() - make_interval(days => $2))`
-
-/** A UUIDv7 of now. The order of events is by transaction first, so random bits suffice behind the time. */
-export const newEventId = `overlay(overlay(gen_random_uuid()::text
-    placing left(uuid7_floor(clock_timestamp())::text, 13) from 1) placing '7' from 15)::uuid`
 
 // Locked first, then named one by one: joined, a planner that expects many rows reads whole partitions.
 function endSql(status: 'expired' | 'timeout', isDue: string, error: string): string {

@@ -1,6 +1,7 @@
 // Agents become devices here: enrollment by the global secret, a site's key, or the token of the device
 // itself. Their sockets are `../front.ts`.
 import { Type, type Static } from 'typebox'
+import { raiseAlerts, type NewAlert } from '../alerts.ts'
 import { insertAudit, auditOf } from '../audit.ts'
 import { opaqueToken, sameSecret, sha256 } from '../auth.ts'
 import { bearer } from '../http_headers.ts'
@@ -268,7 +269,26 @@ async function insertDevice(
   ])
   const data = { deviceId: id, hostname: body.hostname, siteId }
   await insertEvents(tx, [{ orgId, siteId, type: 'device.enrolled', data }])
+  if (twins.length > 0) await raiseAlerts(tx, [twinAlert(call.body, { id, orgId }, twins)])
   return { id, orgId, siteId }
+}
+
+function twinAlert(
+  { hostname, machineId }: Body,
+  device: { id: string; orgId: string },
+  twins: readonly { id: string }[],
+): NewAlert {
+  return {
+    kind: 'duplicate_identity',
+    severity: 'medium',
+    title: `${hostname} enrolled as a machine that is known already`,
+    message:
+      'A device with this machine id exists, and the new one did not prove to be it: a cloned machine, or one whose agent lost its state. Decommission what is not there any more.',
+    context: { reason: 'machineId', machineId, sameMachineAs: twins.map((twin) => twin.id) },
+    dedupeKey: `duplicate_identity:${device.orgId}:${machineId}`,
+    deviceId: device.id,
+    orgId: device.orgId,
+  }
 }
 
 function facts(body: Body): (string | null)[] {

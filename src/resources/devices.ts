@@ -1,6 +1,7 @@
 // Devices: shape, queries and routes. Presence (status, lastSeenAt, metrics) is written by the shards and
 // only read here; commands to a device are in `commands.ts` beside it.
 import { Type } from 'typebox'
+import { endDeviceAlerts, moveDeviceAlerts } from '../alerts.ts'
 import { auditOf, insertAudit } from '../audit.ts'
 import type { Scope } from '../auth.ts'
 import { Where, type Queryable } from '../db.ts'
@@ -266,6 +267,7 @@ async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, 
       where id = $1`,
       [params.id, after.displayName, after.siteId, after.tags],
     )
+    if (after.siteId !== before.siteId) await moveDeviceAlerts(tx, params.id, after.siteId)
     const { displayName, siteId, tags } = before
     await insertAudit(tx, [
       auditOf(call, {
@@ -327,7 +329,7 @@ async function decommission(
   // A new epoch: whatever the old socket still brings is refused.
   await tx.query(
     `update device_presence set status = 'decommissioned', status_at = now(), node_id = null,
-      epoch = epoch + 1
+      epoch = epoch + 1, absent = false
     where device_id = $1`,
     [id],
   )
@@ -339,6 +341,7 @@ async function decommission(
     returning id, action`,
     [id],
   )
+  await endDeviceAlerts(tx, id)
   await insertAudit(tx, [
     auditOf(call, {
       action: 'device.decommission',

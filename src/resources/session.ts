@@ -125,11 +125,11 @@ async function login(
 ): Promise<Reply> {
   const { email } = call.body
   const password = presented('password', call.body.password)
-  ctx.rates.login(call.ip, email)
+  admitLogin(ctx, call.ip, email)
   const user = await findSignIn(ctx.db, email)
   const fits = await ctx.passwords.verify(password, user?.passwordHash ?? null)
   // Again: what failed meanwhile counts, so that guesses in parallel learn no more than in a row.
-  const headers = ctx.rates.login(call.ip, email)
+  const headers = admitLogin(ctx, call.ip, email)
   if (!user || !fits) {
     const failed = ctx.rates.loginFailed(call.ip, email)
     return refuseLogin(ctx, call, user, wrongCredentials(failed), 'wrong email or password')
@@ -139,6 +139,16 @@ async function login(
   const issued = await admit(ctx, call, user)
   ctx.rates.loginSucceeded(call.ip, email)
   return tokenReply(ctx, { ...issued, userId: user.id }, headers)
+}
+
+/** Asks the rates, and tells of it when they refuse: somebody guesses. */
+function admitLogin(ctx: Context, ip: string, email: string): RateHeaders {
+  try {
+    return ctx.rates.login(ip, email)
+  } catch (error) {
+    ctx.abuse.refused(ip, email)
+    throw error
+  }
 }
 
 /** One message for every reason: whoever guesses must not learn which emails exist. */
@@ -279,13 +289,13 @@ async function changePassword(
   const { userId, sessionId, orgId, email } = call.actor
   const password = presented('currentPassword', call.body.currentPassword)
   // The rate of logins: a stolen access token must not become a way to guess the password.
-  ctx.rates.login(call.ip, email)
+  admitLogin(ctx, call.ip, email)
   const [stored] = await ctx.db.query<{ hash: string | null }>(
     'select password_hash as hash from users where id = $1',
     [userId],
   )
   const fits = await ctx.passwords.verify(password, stored?.hash ?? null)
-  ctx.rates.login(call.ip, email)
+  admitLogin(ctx, call.ip, email)
   const subject = signInSubject('user.change_password', userId, orgId)
   if (!fits) {
     const headers = ctx.rates.loginFailed(call.ip, email)
