@@ -7,7 +7,15 @@ import { connection, isConnectionFailure, openDatabase } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
-import type { EndedCommand, FromJobs, JobsData, ToJobs } from '../src/queue.ts'
+import {
+  executionQueue,
+  type DeviceCommand,
+  type EndedCommand,
+  type FromJobs,
+  type JobsData,
+  type ToJobs,
+} from '../src/queue.ts'
+import { fanOut, finishExecutions, resendStalled } from './executions.ts'
 import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
@@ -58,6 +66,7 @@ const running = [
   repeat('lease', limits.nodeRenewSeconds * 1000, renewLease),
   repeat('sweep', limits.sweepMs, sweep),
   startBoss(),
+  repeat('executions', limits.executionSweepMs, sweepExecutions),
 ]
 
 function tell(message: FromJobs): void {
@@ -154,6 +163,12 @@ async function sweepOrphans(): Promise<void> {
   if (ended > 0) log.info({ devices: ended, nodes: dead }, 'devices of dead hubs are offline')
 }
 
+/** Executions whose last command ended, and those whose fan-out stopped with its thread. */
+async function sweepExecutions(): Promise<void> {
+  count('executions', await finishExecutions(db))
+  count('stalled_executions', await resendStalled(db))
+}
+
 // ---- pg-boss ---------------------------------------------------------------------------------
 
 const maintenance = 'maintenance'
@@ -190,18 +205,46 @@ function bossOptions() {
     connectionTimeoutMillis: limits.checkoutMsMax,
     application_name: 'muster pg-boss',
     schema: 'pgboss',
+    useListenNotify: true,
     // One that works and one that keeps the queues; nobody waits for either.
     max: 2,
   }
 }
 
 async function addQueues(boss: PgBoss): Promise<void> {
+  await addExecutions(boss)
   // One at a time in the whole cluster, whoever asks for it.
   await boss.createQueue(maintenance, { policy: 'exclusive', retryBackoff: true, retryDelay: 60 })
   await boss.schedule(maintenance, '23 3 * * *')
   // Once now as well: a hub may have been off for days.
   await boss.send(maintenance)
   await boss.work(maintenance, { pollingIntervalSeconds: 10 }, runMaintenance)
+}
+
+/** Sent by the front in its own transaction, as the hub's role; woken by NOTIFY. */
+async function addExecutions(boss: PgBoss): Promise<void> {
+  await boss.createQueue(executionQueue, { notify: true, retryLimit: 5, retryBackoff: true })
+  await owner.query('grant usage on schema pgboss to muster_hub')
+  await owner.query('grant select on pgboss.queue to muster_hub')
+  await owner.query('grant insert on pgboss.job to muster_hub')
+  const options = {
+    pollingIntervalSeconds: 2,
+    notifyPollingIntervalSeconds: limits.executionStallSeconds,
+    localConcurrency: limits.executionsAtOnce,
+  }
+  await boss.work<{ executionId: string }>(executionQueue, options, async ([job]) => {
+    if (job) await runExecution(job.data.executionId)
+  })
+}
+
+async function runExecution(id: string): Promise<void> {
+  const tellCommands = (commands: DeviceCommand[]) => tell({ type: 'commands', commands })
+  try {
+    await fanOut(db, id, { tell: tellCommands, signal: stopping.signal })
+  } catch (error) {
+    log.warn({ err: error, executionId: id }, 'a fan-out stopped; it is taken up again')
+    throw error
+  }
 }
 
 async function runMaintenance(): Promise<void> {

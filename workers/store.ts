@@ -22,6 +22,7 @@ export interface StoredCommand {
   deliveredMs: number | null
   startedMs: number | null
   cancelRequested: boolean
+  executionId: string | null
 }
 
 export interface Claim {

@@ -4,8 +4,10 @@ import { agentRoutes } from './agents.ts'
 import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
+import { executionRoutes } from './executions.ts'
 import { healthRoutes } from './health.ts'
 import { organizationRoutes } from './organizations.ts'
+import { scriptRoutes } from './scripts.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
 
@@ -16,6 +18,8 @@ export const routes: readonly Route[] = [
   ...organizationRoutes,
   ...siteRoutes,
   ...enrollmentKeyRoutes,
+  ...scriptRoutes,
+  ...executionRoutes,
   ...agentRoutes,
   ...healthRoutes,
 ]
