@@ -5,6 +5,7 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, type Database } from '../src/db.ts'
+import { scriptsSql } from '../workers/script_frames.ts'
 import {
   checkSql,
   claimSql,
@@ -24,6 +25,7 @@ const statements = {
   offlineSql,
   seenSql,
   straySql,
+  scriptsSql,
 }
 
 interface Plan {

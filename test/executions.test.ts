@@ -176,6 +176,15 @@ describe('a run', () => {
     await agent.close()
   })
 
+  test('waits for nobody when many come at once', async () => {
+    const script = await makeScript()
+    const beganMs = performance.now()
+    const body = { filter: { tag: 'none' } }
+    const many = await Promise.all(Array.from({ length: 20 }, () => started(script.id, body)))
+    for (const { id } of many) await ended(id)
+    assert.ok(performance.now() - beganMs < 5000)
+  })
+
   test('keeps its place among the other commands of a device', async () => {
     const script = await makeScript()
     const [device] = await enrollMany(1)

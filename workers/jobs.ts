@@ -232,9 +232,15 @@ async function addExecutions(boss: PgBoss): Promise<void> {
     notifyPollingIntervalSeconds: limits.executionStallSeconds,
     localConcurrency: limits.executionsAtOnce,
   }
-  await boss.work<{ executionId: string }>(executionQueue, options, async ([job]) => {
-    if (job) await runExecution(job.data.executionId)
-  })
+  const workers = await boss.work<{ executionId: string }>(
+    executionQueue,
+    options,
+    async ([job]) => {
+      // Several may have been told of by one notification: look again instead of waiting for the next.
+      boss.notifyWorker(workers)
+      if (job) await runExecution(job.data.executionId)
+    },
+  )
 }
 
 async function runExecution(id: string): Promise<void> {

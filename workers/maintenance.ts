@@ -20,6 +20,9 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   const refreshTokens = await inBatches(() => db.query(tokensSql, [limits.sweepBatchMax]))
   const days = await retentionDays(db)
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
+  if (days !== null) {
+    await inBatches(() => db.query(executionsSql, [limits.sweepBatchMax, days]))
+  }
   return { sessions, refreshTokens, dropped }
 }
 
@@ -48,6 +51,17 @@ delete from refresh_tokens where token_hash = any(array(
   select token_hash from refresh_tokens
   where expires_at <= now()
   limit $1
+  for update skip locked
+))
+returning true as gone`
+
+/** Executions go with their commands, which are as old. $1 rows, $2 days */
+const executionsSql = `
+delete from executions where id = any(array(
+  select id from executions
+  where id < uuid7_floor(now() - make_interval(days => $2)) and completed_at is not null
+    and completed_at <= now() - make_interval(days => $2)
+  order by id limit $1
   for update skip locked
 ))
 returning true as gone`
