@@ -2,6 +2,7 @@
 // themselves, and how they end.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
+import { openDatabase } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { FakeAgent } from './support/agent.ts'
@@ -215,6 +216,51 @@ describe('a run', () => {
     const frame = await agent.frame('command')
     assert.deepEqual([frame.payload['content'], frame.timeoutSeconds], [script.content, 7])
     assert.deepEqual([(await ended(id)).version, (await results(id)).items.length], [1, 1])
+    await agent.close()
+  })
+
+  test('of a large script is handed over in slices of time, and everyone gets it', async () => {
+    const content = `# ${'x'.repeat(limits.payloadBytesMax - 2)}`
+    const script = await makeScript({ content })
+    const devices = await enrollMany(40)
+    const agents = await Promise.all(devices.map((one) => FakeAgent.connect(one, hub.origin)))
+    for (const agent of agents) agent.obey()
+    const { id } = await started(script.id, { deviceIds: ids(devices) })
+    assert.equal((await ended(id)).counts.completed, 40)
+    for (const agent of agents) {
+      assert.equal((await agent.frame('command')).payload['content'], content)
+      await agent.close()
+    }
+  })
+
+  test('that is cancelled while its script is being read is cancelled behind its frame', async () => {
+    const script = await makeScript()
+    const [device] = await enrollMany(1)
+    const execution = await started(script.id, { deviceIds: [device?.deviceId] })
+    await fannedOut(execution.id)
+    const [{ commandId } = { commandId: '' }] = (await results(execution.id)).items
+    const owner = openDatabase({
+      url: hub.database.url,
+      name: 'test',
+      connections: 1,
+      role: 'owner',
+    })
+    const agent = await owner.transaction(async (tx) => {
+      await tx.query('lock table script_versions in access exclusive mode')
+      const connected = await FakeAgent.connect(device as Device, hub.origin)
+      const answer = await hub.post(`/commands/${commandId}/cancel`)
+      assert.equal(answer.body.status, 'pending', answer.text)
+      return connected
+    })
+    await owner.close()
+    await until('the cancel behind the frame', () => {
+      const types = agent.frames.map(({ type }) => type)
+      return (
+        types.indexOf('command') !== -1 && types.lastIndexOf('cancel') > types.indexOf('command')
+      )
+    })
+    agent.send({ type: 'result', id: commandId, status: 'cancelled' })
+    assert.equal((await ended(execution.id)).counts.cancelled, 1)
     await agent.close()
   })
 

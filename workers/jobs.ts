@@ -230,17 +230,18 @@ async function addExecutions(boss: PgBoss): Promise<void> {
   const options = {
     pollingIntervalSeconds: 2,
     notifyPollingIntervalSeconds: limits.executionStallSeconds,
-    localConcurrency: limits.executionsAtOnce,
   }
-  const workers = await boss.work<{ executionId: string }>(
-    executionQueue,
-    options,
-    async ([job]) => {
-      // Several may have been told of by one notification: look again instead of waiting for the next.
-      boss.notifyWorker(workers)
-      if (job) await runExecution(job.data.executionId)
-    },
-  )
+  for (let n = 0; n < limits.executionsAtOnce; n++) {
+    const worker = await boss.work<{ executionId: string }>(
+      executionQueue,
+      options,
+      async ([job]) => {
+        // One notification may tell of several: look again instead of waiting for the next.
+        boss.notifyWorker(worker)
+        if (job) await runExecution(job.data.executionId)
+      },
+    )
+  }
 }
 
 async function runExecution(id: string): Promise<void> {
