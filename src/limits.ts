@@ -189,7 +189,7 @@ export const limits = {
   descriptionCharsMax: 4096,
   /** Devices that one execution may name; more are meant by a filter. */
   executionDevicesMax: 10_000,
-  /** Devices of one statement of the fan-out: 500 are 1,500 rows, about 20 ms. */
+  /** Devices of one statement of the fan-out: 500 are 1,500 rows, about 25 ms. */
   executionBatchMax: 500,
   /** Fan-outs at once per hub: a large one must not keep a small one waiting. */
   executionsAtOnce: 2,
@@ -238,6 +238,8 @@ export const limits = {
   poolCommands: 4,
   poolShard: 3,
   poolJobs: 4,
+  /** One per fan-out at work. */
+  poolFanOut: 2,
   poolConnect: 2,
   /** Young generation of the jobs thread, in MB. */
   jobsYoungMb: 8,

@@ -92,7 +92,7 @@ export async function sendExecution(tx: Queryable, executionId: string): Promise
 const missing = new Set(['3F000', '42P01', '42501'])
 
 /**
- * What pg-boss's own \`send\` inserts and tells its listeners, in SQL: a part of its interface, and importing
+ * What pg-boss's own `send` inserts and tells its listeners, in SQL: a part of its interface, and importing
  * the package would cost the front 15 MB. $1 queue, $2 data
  */
 const sendSql = `

@@ -5,6 +5,7 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, type Database } from '../src/db.ts'
+import { acceptBatchSql } from '../workers/execution_statements.ts'
 import { scriptsSql } from '../workers/script_frames.ts'
 import {
   checkSql,
@@ -26,6 +27,7 @@ const statements = {
   seenSql,
   straySql,
   scriptsSql,
+  acceptBatchSql,
 }
 
 interface Plan {

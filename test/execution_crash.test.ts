@@ -77,7 +77,7 @@ test('a thread that dies in the middle of a fan-out: nobody twice, nobody forgot
   await until('the second batch to wait', async () => {
     const [row] = await owner.query<{ waits: boolean }>(
       `select exists (select from pg_stat_activity where wait_event_type = 'Lock'
-         and application_name = 'muster jobs' and datname = current_database()) as waits`,
+         and application_name = 'muster fan-out' and datname = current_database()) as waits`,
     )
     return row?.waits
   })

@@ -9,6 +9,9 @@ import { sendExecution, type DeviceCommand } from '../src/queue.ts'
 import { acceptBatchSql, completeSql } from './execution_statements.ts'
 
 interface FanOutOptions {
+  db: Database
+  /** Plans its statements once. */
+  fanOutDb: Database
   /** Told after the commit. */
   tell: (commands: DeviceCommand[]) => void
   signal: AbortSignal
@@ -32,9 +35,8 @@ interface ExecutionRow extends Record<string, unknown> {
  * it, and of two at once only one moves it. Throws where it should be tried again.
  */
 export async function fanOut(
-  db: Database,
   id: string,
-  { tell, signal }: FanOutOptions,
+  { db, fanOutDb, tell, signal }: FanOutOptions,
 ): Promise<void> {
   const execution = await findUnfinished(db, id)
   if (execution === undefined) return
@@ -46,7 +48,7 @@ export async function fanOut(
       if (signal.aborted) throw new Error('the hub is stopping')
       const ids = execution.expired ? [] : await nextDevices(db, execution, cursor)
       if (ids.length === 0) break
-      const commands = await acceptBatch(db, id, cursor, ids)
+      const commands = await acceptBatch(fanOutDb, id, cursor, ids)
       if (commands === undefined) return
       tell(commands)
       cursor = ids.at(-1) ?? cursor

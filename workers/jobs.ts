@@ -32,6 +32,14 @@ const db = openDatabase({
   connections: limits.poolJobs,
   onIdleError,
 })
+// Apart, for its statement finds rows by key in tables of any size: planned once.
+const fanOutDb = openDatabase({
+  url: data.databaseUrl,
+  name: 'fan-out',
+  connections: limits.poolFanOut,
+  planOnce: true,
+  onIdleError,
+})
 // Retention alone needs it; it connects once a day.
 const owner = openDatabase({
   url: data.ownerUrl,
@@ -84,7 +92,7 @@ async function stop(): Promise<void> {
   await lease
     .leave(data.restartGraceSeconds)
     .catch((error: unknown) => log.warn({ err: error }, 'the lease ends by itself'))
-  await Promise.all([db.close(), owner.close()])
+  await Promise.all([db.close(), fanOutDb.close(), owner.close()])
   clearInterval(report)
   port?.close()
 }
@@ -247,7 +255,7 @@ async function addExecutions(boss: PgBoss): Promise<void> {
 async function runExecution(id: string): Promise<void> {
   const tellCommands = (commands: DeviceCommand[]) => tell({ type: 'commands', commands })
   try {
-    await fanOut(db, id, { tell: tellCommands, signal: stopping.signal })
+    await fanOut(id, { db, fanOutDb, tell: tellCommands, signal: stopping.signal })
   } catch (error) {
     log.warn({ err: error, executionId: id }, 'a fan-out stopped; it is taken up again')
     throw error
