@@ -225,6 +225,7 @@ export class Commands {
       expiresMs: createdMs + command.expiresInSeconds * 1000,
       concurrent: isConcurrent(command.action),
       awaited: command.awaited,
+      executionId: null,
     })
   }
 }

@@ -193,6 +193,38 @@ export const limits = {
   /** States before the end are written this late, so that a quick command is one write, not three. */
   progressDelayMs: 25,
 
+  // ---- scripts
+  /** Parameters of a script, and what all values of one execution may hold as an environment: what
+   * Windows allows a process, less its own. */
+  scriptParametersMax: 50,
+  parameterNameCharsMax: 64,
+  parametersBytesMax: 24 * 1024,
+  scriptTimeoutSecondsMax: 3600,
+  descriptionCharsMax: 4096,
+  /** Devices that one execution may name; more are meant by a filter. */
+  executionDevicesMax: 10_000,
+  /** Devices of one statement of the fan-out: 500 are 1,500 rows, about 25 ms. */
+  executionBatchMax: 500,
+  /** Fan-outs at once per hub: a large one must not keep a small one waiting. */
+  executionsAtOnce: 2,
+  /** An unfinished fan-out that did not move for this long is sent again: its thread has died. */
+  executionStallSeconds: 10,
+  /** How often ends are looked at for executions that are complete by them. */
+  executionSweepMs: 500,
+  /** Sites that a dry run counts one by one, the largest first. */
+  dryRunSitesMax: 500,
+  /** Contents or results in one page of a list; the page ends early past it. */
+  pageBytesMax: 8 * 1024 * 1024,
+  /** Results read at once for a page: ten of the largest are about 25 MB. */
+  resultRowsMin: 10,
+  /** Scripts kept ready in a shard, by their bytes: sixty of the largest. */
+  scriptCacheBytesMax: 16 * 1024 * 1024,
+  /** Scripts read in one statement by a shard. */
+  scriptLoadMax: 32,
+  /** Bytes of script frames a shard hands over in a slice of time; at 100 ms about 80 MiB/s. */
+  scriptSliceBytesMax: 8 * 1024 * 1024,
+  scriptSliceMs: 100,
+
   // ---- store (each shard)
   /** Rows of one write-behind statement. */
   storeBatchMax: 512,
@@ -250,6 +282,8 @@ export const limits = {
   poolCommands: 4,
   poolShard: 3,
   poolJobs: 4,
+  /** One per fan-out at work. */
+  poolFanOut: 2,
   poolConnect: 2,
   /** Young generation of the jobs thread, in MB. */
   jobsYoungMb: 8,

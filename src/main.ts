@@ -7,6 +7,7 @@ import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
 import { Commands } from './commands.ts'
 import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
+import { DataKeys, wrappingKeys } from './data_keys.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
 import { serveAgents, type Front } from './front.ts'
@@ -84,6 +85,10 @@ export async function run(options: RunOptions): Promise<Hub> {
     if (mail) stops.push(() => mail.close())
     const abuse = abuseWatch(db, log)
     stops.push(() => abuse.close())
+    const wrapping = wrappingKeys(config.jwtSecret, config.jwtSecretPrevious)
+    const dataKeys = new DataKeys(db, wrapping)
+    const { lost } = await dataKeys.prepare()
+    if (lost > 0) log.error({ keys: lost }, 'data keys open with no JWT_SECRET that is set')
     const nodeId = newId()
     const shards = new Shards({
       count: config.shards,
@@ -91,6 +96,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       databaseUrl: database.url,
       logLevel: config.logLevel,
       heartbeatSeconds: config.heartbeatSeconds,
+      wrappingKeys: wrapping,
       log,
       onObserved: (shard, observed) => observeShard(metrics, shard, observed),
       onRestart: () => metrics.shardRestarts.inc(),
@@ -120,6 +126,9 @@ export async function run(options: RunOptions): Promise<Hub> {
         for (const { deviceId, id } of ended) shards.tell(deviceId, { type: 'ended', deviceId, id })
         shards.ended(ended.map(({ id }) => id))
       },
+      onCommands(added) {
+        for (const { deviceId, command } of added) shards.tellCommand(deviceId, command)
+      },
       onRestart: () => metrics.jobsRestarts.inc(),
       // Others may have taken this hub for dead and its devices for offline: claim them anew.
       onLeaseRegained: () => shards.broadcast({ type: 'reclaim' }),
@@ -136,6 +145,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       connectDb,
       tokens: accessTokens(config.jwtSecret, config.jwtSecretPrevious),
       passwords: hasher,
+      dataKeys,
       identities: people,
       rates: rateLimits(config.rates),
       abuse,

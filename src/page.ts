@@ -39,8 +39,11 @@ export interface Pager {
   limit: number
   /** The keys of the last row of the previous page, or undefined on the first page. */
   after: Keys | undefined
-  /** Makes the envelope from up to `limit + 1` rows that PostgreSQL wrote as JSON texts. */
-  envelope(rows: readonly PageRow[]): string
+  /**
+   * Makes the envelope from up to `limit + 1` rows that PostgreSQL wrote as JSON texts; `cut`: there are
+   * more, though these are not as many as were asked for.
+   */
+  envelope(rows: readonly PageRow[], cut?: boolean): string
 }
 
 export interface PageRow extends Record<string, unknown> {
@@ -84,9 +87,9 @@ export function pager(
   return {
     limit,
     after: query.cursor === undefined ? undefined : decode(query.cursor),
-    envelope(rows) {
+    envelope(rows, cut = false) {
       const page = rows.length > limit ? rows.slice(0, limit) : rows
-      const last = rows.length > limit ? page[page.length - 1] : undefined
+      const last = cut || rows.length > limit ? page[page.length - 1] : undefined
       const cursor = last ? `"${encode(last.keys)}"` : 'null'
       const items = page.map((row) => row.item).join(',')
       return `{"data":[${items}],"pagination":{"hasMore":${last !== undefined},"cursor":${cursor}}}`

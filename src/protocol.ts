@@ -144,6 +144,8 @@ export interface CommandMessage {
   concurrent: boolean
   /** A request waits for its end: the shard sends the ended row along. */
   awaited: boolean
+  /** Set: the payload only names a script; the shard completes the frame when it is written. */
+  executionId: string | null
 }
 
 /**
@@ -236,6 +238,8 @@ export interface ShardData {
   databaseUrl: string
   logLevel: string
   heartbeatSeconds: number
+  /** Open the data keys of secret parameters. */
+  wrappingKeys: Uint8Array[]
   /** One counter: mail batches this shard has taken care of. */
   confirmed: SharedArrayBuffer
 }

@@ -1,11 +1,13 @@
 // The front's side of the jobs thread: starts it, hears from it, replaces it when it dies or hangs. What
 // the thread does is `workers/jobs.ts`; work that must outlive a process is pg-boss's, in PostgreSQL.
 import { Worker } from 'node:worker_threads'
+import { sqlState, type Queryable } from './db.ts'
+import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { observeLoop, observePool } from './observe.ts'
-import type { EndedStatus, Observed } from './protocol.ts'
+import type { CommandMessage, EndedStatus, Observed } from './protocol.ts'
 
 export interface JobsOptions {
   nodeId: string
@@ -21,6 +23,8 @@ export interface JobsOptions {
   restartGraceSeconds: number
   /** Commands that a sweep ended, after the commit: actors and waiting requests don't know yet. */
   onEnded: (ended: EndedCommand[]) => void
+  /** Commands that an execution added, after the commit: their actors don't know yet. */
+  onCommands?: (commands: DeviceCommand[]) => void
   /** The thread died and a new one was started. */
   onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
@@ -30,6 +34,11 @@ export interface JobsOptions {
 export interface EndedCommand {
   deviceId: string
   id: string
+}
+
+export interface DeviceCommand {
+  deviceId: string
+  command: CommandMessage
 }
 
 /** Given to the thread at its start. */
@@ -50,6 +59,7 @@ export type FromJobs =
   /** This hub is known to the others from now on; `held`: it was so all the time before, too. */
   | { type: 'leased'; held: boolean }
   | { type: 'ended'; status: EndedStatus; ended: EndedCommand[] }
+  | { type: 'commands'; commands: DeviceCommand[] }
   /** Once a second, also as the sign of life. */
   | { type: 'observed'; observed: JobsObserved }
 
@@ -57,6 +67,45 @@ export interface JobsObserved extends Pick<Observed, 'pool' | 'loopSeconds'> {
   /** Rows handled since the last time, by sweep. */
   swept: Record<string, number>
 }
+
+/** The queue of pg-boss that executions wait in. */
+export const executionQueue = 'executions'
+
+/**
+ * Sends the job that carries an execution out, in the transaction that made it. Throws UNAVAILABLE while
+ * pg-boss makes its tables, which is a moment after the very first start.
+ */
+export async function sendExecution(tx: Queryable, executionId: string): Promise<void> {
+  const sent = await tx
+    .query(sendSql, [executionQueue, JSON.stringify({ executionId })])
+    .catch((error: unknown) => {
+      if (missing.has(sqlState(error) ?? '')) return []
+      throw error
+    })
+  if (sent.length > 0) return
+  throw new AppError('UNAVAILABLE', 'the hub is still setting its jobs up; try again shortly', {
+    retryAfterSeconds: 1,
+  })
+}
+
+/** Schema, table, or the right to write it. */
+const missing = new Set(['3F000', '42P01', '42501'])
+
+/**
+ * What pg-boss's own `send` inserts and tells its listeners, in SQL: a part of its interface, and importing
+ * the package would cost the front 15 MB. $1 queue, $2 data
+ */
+const sendSql = `
+with q as (select * from pgboss.queue where name = $1), job as (
+  insert into pgboss.job (name, data, retry_limit, retry_delay, retry_backoff, retry_delay_max,
+    expire_seconds, deletion_seconds, keep_until, policy)
+  select q.name, $2::jsonb, q.retry_limit, q.retry_delay, q.retry_backoff, q.retry_delay_max,
+    q.expire_seconds, q.deletion_seconds, now() + make_interval(secs => q.retention_seconds),
+    q.policy
+  from q
+)
+select pg_notify('pgboss_' || left(encode(sha224('pgboss'::bytea), 'hex'), 24), q.name) as told
+from q`
 
 const thread = 'jobs'
 
@@ -163,6 +212,8 @@ export class Jobs {
       case 'ended':
         metrics.commandsEnded.inc({ status: message.status }, message.ended.length)
         return onEnded(message.ended)
+      case 'commands':
+        return this.options.onCommands?.(message.commands)
       case 'observed':
         return this.observe(message.observed)
     }

@@ -7,6 +7,7 @@ import type { AuditTrail } from './audit.ts'
 import type { AccessTokens, Actor, Operation } from './auth.ts'
 import type { Commands } from './commands.ts'
 import type { Config } from './config.ts'
+import type { DataKeys } from './data_keys.ts'
 import type { Database } from './db.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
 import type { Identities } from './identities.ts'
@@ -30,6 +31,8 @@ export interface Context {
   readonly connectDb: Database
   readonly tokens: AccessTokens
   readonly passwords: Passwords
+  /** Seals secrets at rest. */
+  readonly dataKeys: DataKeys
   readonly identities: Identities
   readonly rates: RateLimits
   /** Told of refused logins, which it makes alerts of. */

@@ -37,6 +37,7 @@ export interface ShardsOptions {
   databaseUrl: string
   logLevel: string
   heartbeatSeconds: number
+  wrappingKeys: Uint8Array[]
   log: Logger
   onObserved: (shard: number, observed: Observed) => void
   onRestart: () => void
@@ -246,13 +247,14 @@ export class Shards {
 
   private start(index: number): Shard {
     const confirmed = new SharedArrayBuffer(4)
-    const { nodeId, databaseUrl, logLevel, heartbeatSeconds } = this.options
+    const { nodeId, databaseUrl, logLevel, heartbeatSeconds, wrappingKeys } = this.options
     const workerData: ShardData = {
       index,
       nodeId,
       databaseUrl,
       logLevel,
       heartbeatSeconds,
+      wrappingKeys,
       confirmed,
     }
     const worker = new Worker(new URL('../workers/shard.ts', import.meta.url), { workerData })

@@ -12,8 +12,8 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const order = `
   errors ids once limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database page audit mail events alerts identities sessions passwords rates abuse agent_tokens shards observe
-  queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http front main start
+  embedded database data_keys page audit mail events alerts identities sessions passwords rates abuse agent_tokens shards observe
+  queue command_row execution_ends execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http front main start
 `
   .trim()
   .split(/\s+/)

@@ -68,6 +68,7 @@ class World {
       createdMs: this.nowMs,
       expiresMs: this.nowMs + 600_000,
       awaited: false,
+      executionId: null,
       concurrent,
       stage: 'pending',
       attempts: 0,

@@ -6,6 +6,8 @@ import { after, before, describe, test } from 'node:test'
 import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, type Database } from '../src/db.ts'
+import { acceptBatchSql } from '../workers/execution_statements.ts'
+import { scriptsSql } from '../workers/script_frames.ts'
 import {
   checkSql,
   claimSql,
@@ -28,6 +30,8 @@ const statements = {
   lockSql,
   raiseSql,
   resolveKeysSql,
+  scriptsSql,
+  acceptBatchSql,
 }
 
 interface Plan {

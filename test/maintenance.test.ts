@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { openDatabase, type Database } from '../src/db.ts'
-import { newId } from '../src/ids.ts'
+import { idFloor, newId } from '../src/ids.ts'
 import { dropOldPartitions, maintain, retentionDays } from '../workers/maintenance.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { addCommand, addDevice, addPlace } from './support/rows.ts'
@@ -122,6 +122,35 @@ describe('retention', () => {
       id,
     ])
     assert.deepEqual(await dropOldPartitions(owner, 90), [kept])
+  })
+
+  test('deletes executions as old as that, never one that is open', async () => {
+    const { orgId } = await addPlace(db, { retentionDays: 90 })
+    const scriptId = newId()
+    await db.query(`insert into scripts (id, org_id, name) values ($1, $2, 'x')`, [scriptId, orgId])
+    await db.query(
+      `insert into script_versions (script_id, version, language, content, content_bytes, os,
+         timeout_seconds, sha256) values ($1, 1, 'sh', 'x', 1, '{linux}', 60, '')`,
+      [scriptId],
+    )
+    const add = async (endedDaysAgo: number | null) => {
+      const id = idFloor(Date.now() - 100 * 86_400_000).slice(0, 14) + newId().slice(14)
+      await db.query(
+        `insert into executions (id, org_id, script_id, version, timeout_seconds, expires_at,
+           completed_at, fanned_out_at)
+         values ($1, $2, $3, 1, 60, now(), now() - make_interval(days => $4), now())`,
+        [id, orgId, scriptId, endedDaysAgo],
+      )
+      return id
+    }
+    await add(95)
+    const kept = [await add(80), await add(null)]
+    await maintain(db, owner)
+    const rows = await db.query<{ id: string }>('select id from executions order by id')
+    assert.deepEqual(
+      rows.map(({ id }) => id),
+      kept.toSorted(),
+    )
   })
 
   test('a table that is being read is left for the next day', async () => {

@@ -79,6 +79,8 @@ export type DeviceMessage =
   | { type: 'claimed'; epoch: number; atMs: number; commands: OpenCommand[]; high: HighBits }
   | { type: 'frame'; frame: AgentFrame }
   | { type: 'sent'; id: string }
+  /** Its frame can't be made, and never will be. */
+  | { type: 'unsendable'; id: string; error: string }
   | { type: 'command'; command: CommandMessage }
   /** PostgreSQL was asked: this command is open. */
   | { type: 'checked'; command: CommandMessage }
@@ -168,6 +170,8 @@ export function step(
       return onFrame(device, message.frame, nowMs, rules)
     case 'sent':
       return sent(device, message.id)
+    case 'unsendable':
+      return unsendable(device, message.id, message.error)
     case 'command':
       return accept(device, message.command, nowMs, false)
     case 'checked':
@@ -265,6 +269,11 @@ function sent(device: Device, id: string): Effect[] {
   command.stage = 'sent'
   command.attempts++
   return [{ type: 'progress', command, stage: 'sent' }]
+}
+
+function unsendable(device: Device, id: string, error: string): Effect[] {
+  const command = find(device, id)
+  return command?.stage === 'sending' ? [endNow(command, 'failed', error)] : []
 }
 
 function delivered(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {

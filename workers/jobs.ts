@@ -7,8 +7,16 @@ import { connection, isConnectionFailure, openDatabase } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
-import type { EndedCommand, FromJobs, JobsData, ToJobs } from '../src/queue.ts'
+import {
+  executionQueue,
+  type DeviceCommand,
+  type EndedCommand,
+  type FromJobs,
+  type JobsData,
+  type ToJobs,
+} from '../src/queue.ts'
 import { endAbsences, judgeAbsences } from './absences.ts'
+import { fanOut, finishExecutions, resendStalled } from './executions.ts'
 import { raiseFailures } from './failures.ts'
 import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
@@ -24,6 +32,14 @@ const db = openDatabase({
   url: data.databaseUrl,
   name: 'jobs',
   connections: limits.poolJobs,
+  onIdleError,
+})
+// Apart, for its statement finds rows by key in tables of any size: planned once.
+const fanOutDb = openDatabase({
+  url: data.databaseUrl,
+  name: 'fan-out',
+  connections: limits.poolFanOut,
+  planOnce: true,
   onIdleError,
 })
 // Retention alone needs it; it connects once a day.
@@ -61,6 +77,7 @@ const running = [
   repeat('sweep', limits.sweepMs, sweep),
   startBoss(),
   repeat('alerts', limits.alertSweepMs, sweepAlerts),
+  repeat('executions', limits.executionSweepMs, sweepExecutions),
 ] as const
 
 function tell(message: FromJobs): void {
@@ -78,7 +95,7 @@ async function stop(): Promise<void> {
   await lease
     .leave(data.restartGraceSeconds)
     .catch((error: unknown) => log.warn({ err: error }, 'the lease ends by itself'))
-  await Promise.all([db.close(), owner.close()])
+  await Promise.all([db.close(), fanOutDb.close(), owner.close()])
   clearInterval(report)
   port?.close()
 }
@@ -171,6 +188,12 @@ async function inBatches(
   } while (rows === rowsMax && !stopping.signal.aborted)
 }
 
+/** Executions whose last command ended, and those whose fan-out stopped with its thread. */
+async function sweepExecutions(): Promise<void> {
+  count('executions', await finishExecutions(db))
+  count('stalled_executions', await resendStalled(db))
+}
+
 // ---- pg-boss ---------------------------------------------------------------------------------
 
 const maintenance = 'maintenance'
@@ -207,18 +230,53 @@ function bossOptions() {
     connectionTimeoutMillis: limits.checkoutMsMax,
     application_name: 'muster pg-boss',
     schema: 'pgboss',
+    useListenNotify: true,
     // One that works and one that keeps the queues; nobody waits for either.
     max: 2,
   }
 }
 
 async function addQueues(boss: PgBoss): Promise<void> {
+  await addExecutions(boss)
   // One at a time in the whole cluster, whoever asks for it.
   await boss.createQueue(maintenance, { policy: 'exclusive', retryBackoff: true, retryDelay: 60 })
   await boss.schedule(maintenance, '23 3 * * *')
   // Once now as well: a hub may have been off for days.
   await boss.send(maintenance)
   await boss.work(maintenance, { pollingIntervalSeconds: 10 }, runMaintenance)
+}
+
+/** Sent by the front in its own transaction, as the hub's role; woken by NOTIFY. */
+async function addExecutions(boss: PgBoss): Promise<void> {
+  await boss.createQueue(executionQueue, { notify: true, retryLimit: 5, retryBackoff: true })
+  await owner.query('grant usage on schema pgboss to muster_hub')
+  await owner.query('grant select on pgboss.queue to muster_hub')
+  await owner.query('grant insert on pgboss.job to muster_hub')
+  const options = {
+    pollingIntervalSeconds: 2,
+    notifyPollingIntervalSeconds: limits.executionStallSeconds,
+  }
+  for (let n = 0; n < limits.executionsAtOnce; n++) {
+    const worker = await boss.work<{ executionId: string }>(
+      executionQueue,
+      options,
+      async ([job]) => {
+        // One notification may tell of several: look again instead of waiting for the next.
+        boss.notifyWorker(worker)
+        if (job) await runExecution(job.data.executionId)
+      },
+    )
+  }
+}
+
+async function runExecution(id: string): Promise<void> {
+  const tellCommands = (commands: DeviceCommand[]) => tell({ type: 'commands', commands })
+  try {
+    await fanOut(id, { db, fanOutDb, tell: tellCommands, signal: stopping.signal })
+  } catch (error) {
+    log.warn({ err: error, executionId: id }, 'a fan-out stopped; it is taken up again')
+    throw error
+  }
 }
 
 async function runMaintenance(): Promise<void> {

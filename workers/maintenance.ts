@@ -24,6 +24,9 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   )
   const days = await retentionDays(db)
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
+  if (days !== null) {
+    await inBatches(() => db.query(executionsSql, [limits.sweepBatchMax, days]))
+  }
   return { sessions, refreshTokens, alerts, dropped }
 }
 
@@ -65,6 +68,17 @@ delete from alerts where id = any(array(
   order by a.resolved_at
   limit $1
   for update of a skip locked
+))
+returning true as gone`
+
+/** Executions go with their commands, which are as old. $1 rows, $2 days */
+const executionsSql = `
+delete from executions where id = any(array(
+  select id from executions
+  where id < uuid7_floor(now() - make_interval(days => $2)) and completed_at is not null
+    and completed_at <= now() - make_interval(days => $2)
+  order by id limit $1
+  for update skip locked
 ))
 returning true as gone`
 

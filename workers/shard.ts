@@ -1,6 +1,7 @@
 // One shard thread: the loop around its device actors. Takes mail from the front, runs the actors, carries
 // their effects to the store and back to the front. Holds no rule of its own about devices.
 import { parentPort, workerData } from 'node:worker_threads'
+import { DataKeys } from '../src/data_keys.ts'
 import { openDatabase } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
@@ -32,6 +33,7 @@ import { FlipFlops, twinAlert } from './flip_flops.ts'
 import { jsonOf, readFrame } from './frames.ts'
 import { Observations } from './observations.ts'
 import { Organizations } from './organizations.ts'
+import { ScriptFrames } from './script_frames.ts'
 import { Store, type Claimed, type StoredCommand } from './store.ts'
 import { crossingWrite, highBits } from './thresholds.ts'
 
@@ -102,6 +104,18 @@ const store = new Store(db, data.nodeId, {
   },
   onBatch: (statement, rows) => observed.batch(statement, rows),
   onProblem: (message, details) => log.error(details, message),
+})
+
+const wrapping = data.wrappingKeys.map((key) => Buffer.from(key))
+const scripts = new ScriptFrames<Device>({
+  db,
+  keys: new DataKeys(db, wrapping),
+  // Its socket may have gone, or the command ended, while the script was read.
+  isWanted: (device, command) => byConn[device.conn] === device && command.stage === 'sending',
+  onPayload: sendCommand,
+  onUnsendable: (device, { id }, error) => tell(device, { type: 'unsendable', id, error }),
+  onTurn: flush,
+  onProblem: (message, error) => log.error({ err: error }, message),
 })
 
 port.on('message', ({ atMs, mail }: ShardMail) => {
@@ -295,6 +309,7 @@ async function stop(): Promise<void> {
   stopping = true
   // Sockets are closed by now; what they left is written, unless PostgreSQL is away.
   const giveUp = setTimeout(() => store.abort(), limits.checkoutMsMax)
+  scripts.stop()
   await store.drained()
   clearTimeout(giveUp)
   await db.close()
@@ -324,12 +339,8 @@ function apply(device: Device, effect: Effect): void {
         heartbeatIntervalSeconds: data.heartbeatSeconds,
       })
     case 'send':
-      return toFront({
-        type: 'command',
-        conn: device.conn,
-        id: effect.command.id,
-        text: commandFrame(effect.command),
-      })
+      if (effect.command.executionId !== null) return scripts.push(device, effect.command)
+      return sendCommand(device, effect.command, effect.command.payload)
     case 'cancel':
     case 'ack':
       return sendTo(device, { type: effect.type, id: effect.id })
@@ -438,7 +449,17 @@ function sendTo(device: Device | undefined, frame: HubFrame): void {
   out.push(device.conn, JSON.stringify(frame))
 }
 
-function commandFrame({ id, action, payload, attempts, timeoutSeconds }: OpenCommand): string {
+function sendCommand(device: Device, command: OpenCommand, payload: string): void {
+  const { id } = command
+  toFront({ type: 'command', conn: device.conn, id, text: commandFrame(command, payload) })
+  // Asked for while the frame was being made, and so told to an agent that did not know the id.
+  if (command.cancelRequested) sendTo(device, { type: 'cancel', id })
+}
+
+function commandFrame(
+  { id, action, attempts, timeoutSeconds }: OpenCommand,
+  payload: string,
+): string {
   const head = `{"type":"command","id":"${id}","action":"${action}","payload":${payload}`
   return `${head},"attempt":${attempts + 1},"timeoutSeconds":${timeoutSeconds}}`
 }

@@ -2,6 +2,7 @@
 // change they tell of. PostgreSQL 15 and newer. Keys are given as `= any(…)` beside the join: plans are made
 // once, and for a join alone the whole table may be read, as suits it while it is empty.
 import { commandColumns } from '../src/command_row.ts'
+import { countEndsSql } from '../src/execution_ends.ts'
 
 // An open command as an actor takes it; `o` is the row.
 const storedCommand = `json_build_object(
@@ -11,7 +12,7 @@ const storedCommand = `json_build_object(
     'expiresMs', floor(extract(epoch from o.expires_at) * 1000),
     'deliveredMs', floor(extract(epoch from o.delivered_at) * 1000),
     'startedMs', floor(extract(epoch from o.started_at) * 1000),
-    'cancelRequested', o.cancel_requested_at is not null)`
+    'cancelRequested', o.cancel_requested_at is not null, 'executionId', o.execution_id)`
 
 /** Of these commands, those that are open. $1 ids */
 export const checkSql = `
@@ -167,8 +168,8 @@ with i as (
   from i join p on p.id = i.id
   where c.id = i.id and c.id = any($1::uuid[]) and c.id >= $13 and c.id <= $14
     and c.device_id = i.device_id and c.completed_at is null and p.fresh
-  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, i.event_id,
-    case when i.awaited then (
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, c.execution_id,
+    i.event_id, case when i.awaited then (
       select row_to_json(t)::text from (select ${commandColumns}, null as "blockedBy") t
     ) end as row
 ), told as (
@@ -178,6 +179,8 @@ with i as (
       'status', c.status)
   from changed c join devices d on d.id = c.device_id
   where c.completed_at is not null and d.id = any($2::uuid[])
+), counted as (
+  ${countEndsSql('changed')}
 )
 select i.id, coalesce(p.fresh, false) as fresh, c.id is not null as applied, c.row
 from i left join p on p.id = i.id left join changed c on c.id = i.id`

@@ -24,6 +24,7 @@ export interface StoredCommand {
   deliveredMs: number | null
   startedMs: number | null
   cancelRequested: boolean
+  executionId: string | null
 }
 
 export interface Claim {

@@ -2,6 +2,7 @@
 // batch per call, in one statement with its events; rows that others hold are left for the next sweep.
 import type { Queryable, Row } from '../src/db.ts'
 import { newEventId } from '../src/events.ts'
+import { countEndsSql } from '../src/execution_ends.ts'
 import { limits } from '../src/limits.ts'
 import type { EndedCommand } from '../src/queue.ts'
 
@@ -48,13 +49,15 @@ with due as materialized (
     result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
       'error', ${error}, 'durationMs', null)
   where c.id = any(array(select id from due)) and ${recent}
-  returning c.id, c.org_id, c.device_id, c.action, c.status
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.execution_id, c.completed_at
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
   select ${newEventId}, c.org_id, 'command.' || c.status, now(), d.site_id,
     jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
       'status', c.status)
   from ended c join devices d on d.id = c.device_id
+), counted as (
+  ${countEndsSql('ended')}
 )
 select device_id as "deviceId", id from ended`
 }

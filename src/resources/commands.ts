@@ -8,6 +8,7 @@ import { commandColumns } from '../command_row.ts'
 import type { Accepted, NewCommand } from '../commands.ts'
 import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
+import { countEndsSql } from '../execution_ends.ts'
 import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
@@ -345,7 +346,9 @@ async function cancelPending(ctx: Context, id: string): Promise<boolean> {
         result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
           'error', 'cancelled before it was sent', 'durationMs', null)
       where id = $1 and completed_at is null and status = 'pending'
-      returning id, org_id, device_id, action
+      returning id, org_id, device_id, action, status, execution_id, completed_at
+    ), counted as (
+      ${countEndsSql('c')}
     )
     insert into events (id, org_id, type, at, site_id, data)
     select $2, c.org_id, 'command.cancelled', now(), d.site_id,

@@ -6,6 +6,7 @@ import { auditOf, insertAudit } from '../audit.ts'
 import type { Scope } from '../auth.ts'
 import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
+import { countEndsSql } from '../execution_ends.ts'
 import { insertEvents } from '../events.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
@@ -334,11 +335,16 @@ async function decommission(
     [id],
   )
   const cancelled = await tx.query<{ id: string; action: string }>(
-    `update commands set status = 'cancelled', completed_at = now(),
-      result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
-        'error', 'the device was decommissioned', 'durationMs', null)
-    where device_id = $1 and completed_at is null
-    returning id, action`,
+    `with c as (
+      update commands set status = 'cancelled', completed_at = now(),
+        result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
+          'error', 'the device was decommissioned', 'durationMs', null)
+      where device_id = $1 and completed_at is null
+      returning id, action, status, execution_id, completed_at
+    ), counted as (
+      ${countEndsSql('c')}
+    )
+    select id, action from c`,
     [id],
   )
   await endDeviceAlerts(tx, id)

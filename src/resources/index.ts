@@ -5,10 +5,12 @@ import { alertRoutes } from './alerts.ts'
 import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
+import { executionRoutes } from './executions.ts'
 import { healthRoutes } from './health.ts'
 import { invitationRoutes } from './invitations.ts'
 import { organizationRoutes } from './organizations.ts'
 import { pageRoutes } from './pages.ts'
+import { scriptRoutes } from './scripts.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
 import { userRoutes } from './users.ts'
@@ -23,6 +25,8 @@ export const routes: readonly Route[] = [
   ...enrollmentKeyRoutes,
   ...userRoutes,
   ...invitationRoutes,
+  ...scriptRoutes,
+  ...executionRoutes,
   ...agentRoutes,
   ...healthRoutes,
   ...pageRoutes,
