@@ -21,6 +21,8 @@ const particulars: Record<string, { security?: Json[]; type?: string; errors?: n
     type: 'text/plain; version=0.0.4',
     errors: [401, 404],
   },
+  exportAudit: { type: 'text/csv', errors: [404] },
+  verifyAudit: { errors: [404] },
   enrollAgent: { security: [{}, { agentToken: [] }] },
 }
 

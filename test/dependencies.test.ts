@@ -12,7 +12,7 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const order = `
   errors ids limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database page audit slots events identities sessions passwords rates agent_tokens shards observe
+  embedded database page audit audit_chains slots events identities sessions passwords rates agent_tokens shards observe
   queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http_stream http front main start
 `
   .trim()

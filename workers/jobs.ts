@@ -1,5 +1,6 @@
 // The jobs thread: keeps this hub's lease, ends what is due, and runs pg-boss. Holds no rule of its own:
-// what is due stands in `sweeps.ts`, who is alive in `nodes.ts`, the daily work in `maintenance.ts`.
+// what is due stands in `sweeps.ts`, who is alive in `nodes.ts`, the daily work in `maintenance.ts`, the audit's
+// seals in `sealing.ts`.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PgBoss } from 'pg-boss'
@@ -10,6 +11,7 @@ import { LoopDelay } from '../src/loop_delay.ts'
 import type { EndedCommand, FromJobs, JobsData, ToJobs } from '../src/queue.ts'
 import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
+import { sealAudit } from './sealing.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
 
 const data = workerData as JobsData
@@ -58,6 +60,7 @@ const running = [
   repeat('lease', limits.nodeRenewSeconds * 1000, renewLease),
   repeat('sweep', limits.sweepMs, sweep),
   startBoss(),
+  repeat('seal', limits.sealMs, seal),
 ]
 
 function tell(message: FromJobs): void {
@@ -152,6 +155,15 @@ async function sweepOrphans(): Promise<void> {
   walkedMs = performance.now()
   await forgetNodes(db, dead)
   if (ended > 0) log.info({ devices: ended, nodes: dead }, 'devices of dead hubs are offline')
+}
+
+/** Seals what became visible; batch by batch, so that other hubs' and our own statements come between. */
+async function seal(): Promise<void> {
+  let sealed: number
+  do {
+    sealed = await sealAudit(db)
+    count('audit_sealed', sealed)
+  } while (sealed === limits.sealRowsMax && !stopping.signal.aborted)
 }
 
 // ---- pg-boss ---------------------------------------------------------------------------------

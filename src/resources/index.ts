@@ -1,6 +1,7 @@
 // Every route of the hub, in the order of the API document.
 import type { Route } from '../route.ts'
 import { agentRoutes } from './agents.ts'
+import { auditRoutes } from './audit.ts'
 import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
@@ -16,6 +17,7 @@ export const routes: readonly Route[] = [
   ...organizationRoutes,
   ...siteRoutes,
   ...enrollmentKeyRoutes,
+  ...auditRoutes,
   ...agentRoutes,
   ...healthRoutes,
 ]
