@@ -21,11 +21,13 @@ export async function writeChunks(
 ): Promise<boolean> {
   let wake = () => {}
   reader.onLeft(() => wake())
-  res.onWritable(() => {
-    wake()
-    return true
-  })
   try {
+    // They may have left while the first chunk was made.
+    if (reader.left()) return false
+    res.onWritable(() => {
+      wake()
+      return true
+    })
     for (let step = first; !step.done; step = await chunks.next()) {
       if (reader.left()) return false
       const { value } = step

@@ -28,6 +28,11 @@ export async function sealAudit(db: Database): Promise<number> {
         'PostgreSQL counts fewer transactions than were sealed: was it restored from a dump?',
       )
     }
+    // The newest rows are those that no statistics know: taken for few, all of them would be sorted each time.
+    await tx.query(
+      `select set_config(name, 'off', true)
+       from unnest(array['enable_sort', 'enable_bitmapscan', 'enable_seqscan', 'jit']) as name`,
+    )
     const values = [mark.xid, mark.id, limits.sealRowsMax, platformChain]
     const [done] = await tx.query<{ rows: number }>(sealSql, values)
     return done?.rows ?? 0
@@ -39,13 +44,14 @@ const sealColumns = `chain, position, sealed_at, through_xid, through_id, ids, d
 
 /** $1, $2 the last row that is sealed, $3 rows, $4 the chain of the rows without an organization */
 const sealSql = `
-with taken as materialized (
-  select coalesce(a.org_id, $4::uuid) as chain, a.xid, a.id, audit_digest(a) as digest
-  from audit a
+with rows as materialized (
+  select a from audit a
   where a.xid >= $1::xid8 and (a.xid, a.id) > ($1::xid8, $2::uuid)
     and a.xid < pg_snapshot_xmin(pg_current_snapshot())
   order by a.xid, a.id
   limit $3
+), taken as materialized (
+  select coalesce((a).org_id, $4::uuid) as chain, (a).xid, (a).id, audit_digest(a) as digest from rows
 ), grouped as (
   select chain, array_agg(xid order by xid, id) as xids, array_agg(id order by xid, id) as ids,
     array_agg(digest order by xid, id) as digests
