@@ -36,6 +36,8 @@ export interface DatabaseOptions {
    * lists, whose plan depends on the limit.
    */
   planOnce?: boolean
+  /** Plans every call for its values: for searches whose filters find much or little. */
+  planEach?: boolean
   /** A connection that broke while idle; the pool replaces it by itself. */
   onIdleError?: (error: Error) => void
 }
@@ -68,7 +70,7 @@ const planOnceSettings = ['plan_cache_mode=force_generic_plan', 'enable_seqscan=
 
 /** The options of one connection, also for a client that stays open to LISTEN. */
 export function connection(
-  options: Pick<DatabaseOptions, 'url' | 'name' | 'role' | 'statementMsMax' | 'planOnce'>,
+  options: Omit<DatabaseOptions, 'connections' | 'onIdleError'>,
 ): pg.ClientConfig {
   const settings = [
     'timezone=UTC',
@@ -76,6 +78,7 @@ export function connection(
     `idle_in_transaction_session_timeout=${limits.statementMsMax}`,
     ...(options.role === 'owner' ? [] : ['role=muster_hub']),
     ...(options.planOnce ? planOnceSettings : []),
+    ...(options.planEach ? ['plan_cache_mode=force_custom_plan', 'jit=off'] : []),
   ]
   return {
     connectionString: options.url,

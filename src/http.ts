@@ -8,6 +8,7 @@ import { can, operations, type Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
 import { AppError, errorBody } from './errors.ts'
 import { bearer } from './http_headers.ts'
+import { writeChunks } from './http_stream.ts'
 import { limits } from './limits.ts'
 import {
   invalid,
@@ -15,6 +16,7 @@ import {
   parameterNames,
   type Context,
   type Reply,
+  type ReplyStream,
   type Route,
 } from './route.ts'
 
@@ -132,8 +134,40 @@ class Exchange {
     } catch (error) {
       reply = await this.refuse(error)
     }
+    if (reply.stream) reply = await this.stream(reply, reply.stream)
+    else this.send(reply)
     this.server.active--
+    this.account(reply.status)
+  }
+
+  /** Returns what was answered: the reply, or the refusal that came before its first chunk. */
+  private async stream(reply: Reply, { chunks }: ReplyStream): Promise<Reply> {
+    if (this.method === 'HEAD') {
+      this.send(reply)
+      return reply
+    }
+    const iterator = chunks[Symbol.asyncIterator]()
+    let first: IteratorResult<string | Uint8Array>
+    try {
+      first = await iterator.next()
+    } catch (error) {
+      const refusal = await this.refuse(error)
+      this.send(refusal)
+      return refusal
+    }
     this.send(reply)
+    const reader = {
+      left: () => this.aborted,
+      onLeft: (listener: () => void) => this.abortListeners.push(listener),
+    }
+    try {
+      await writeChunks(this.res, reader, first, iterator)
+    } catch (error) {
+      const { requestId, route } = this
+      this.ctx.log.error({ requestId, route: route.name, err: error }, 'an answer is broken off')
+      if (!this.aborted) this.res.close()
+    }
+    return reply
   }
 
   private async answer(bodyRead: Promise<string | AppError> | string): Promise<Reply> {
@@ -239,10 +273,10 @@ class Exchange {
   private send(reply: Reply): void {
     const { res, route } = this
     if (!this.aborted) {
-      if (!reply.text) this.options.onAnswer?.(route, reply.status, jsonText(reply))
+      if (!reply.text && !reply.stream)
+        this.options.onAnswer?.(route, reply.status, jsonText(reply))
       sendReply(res, reply, this.requestId, this.method === 'HEAD', this.replyHeaders)
     }
-    this.account(reply.status)
   }
 
   private account(status: number): void {
@@ -269,7 +303,7 @@ class Exchange {
   }
 }
 
-/** Writes a reply in one go. Must not be called once the response was aborted. */
+/** Writes a reply in one go, but for a stream's chunks. Must not be called once the response was aborted. */
 export function sendReply(
   res: HttpResponse,
   reply: Reply,
@@ -286,11 +320,14 @@ export function sendReply(
         res.writeHeader(name, securityHeaders[name] as string)
       }
     }
-    if (reply.text) res.writeHeader('Content-Type', reply.text.type)
+    const type = reply.text?.type ?? reply.stream?.type
+    if (type !== undefined) res.writeHeader('Content-Type', type)
     else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
     writeHeaders(res, moreHeaders)
     if (reply.headers) writeHeaders(res, reply.headers)
-    if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
+    if (reply.stream) {
+      if (headOnly) res.endWithoutBody()
+    } else if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
     else if (typeof content !== 'string') endInParts(res, content)
     // A body past the cap is still on its way: only closing ends it.
     else res.end(content, reply.status === 413)

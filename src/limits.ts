@@ -51,6 +51,11 @@ export const limits = {
   /** Idempotency-Key as a header: a UUID or a ULID, with room. */
   idempotencyKeyCharsMax: 255,
 
+  /** One chunk of a streamed answer; about two of them wait in the socket of a slow reader. */
+  streamChunkBytesMax: 256 * 1024,
+  /** A caller who reads nothing of a streamed answer for so long has stalled and is closed. */
+  streamStallMs: 60_000,
+
   // ---- sign-in
   accessTokenSeconds: 900,
   refreshTokenDays: 7,
@@ -108,6 +113,24 @@ export const limits = {
   /** What a caller chose (an email, an id in a path) is cut to this in an audit row. */
   auditTextCharsMax: 255,
   userAgentCharsMax: 512,
+  /** Rows of one batch of an export: about 200 KB, some 5 ms of PostgreSQL. */
+  exportBatchMax: 500,
+  /** Exports at once in this hub: each keeps PostgreSQL about half a core busy. */
+  exportsMax: 3,
+  exportsPerUserMax: 1,
+  /** Verifications at once in this hub: each keeps PostgreSQL one core busy. */
+  verificationsMax: 1,
+  verificationsPerUserMax: 1,
+  /** Links of a chain verified by one statement: with full ones about half a second. */
+  verifySealsMax: 50,
+  /** Rows counted by one statement of a verification, about 50 ms. */
+  verifyRowsMax: 50_000,
+  /** Rows under one seal: what verifying reads to judge one link. */
+  sealRowsMax: 2_000,
+  /** Until a new row is sealed; a shorter time makes more links of few rows. */
+  sealMs: 10_000,
+  /** `at` and the time in an id come from two clocks when a row is written by a statement of a shard. */
+  auditClockSkewMs: 3_600_000,
 
   // ---- organizations and sites
   nameCharsMax: 255,
@@ -287,6 +310,8 @@ export const limits = {
   poolConnect: 2,
   /** Young generation of the jobs thread, in MB. */
   jobsYoungMb: 8,
+  /** Searches of the audit, beside the exports and the verification that may run. */
+  poolAudit: 6,
   /** Waiting for a pooled connection. */
   checkoutMsMax: 5_000,
   statementMsMax: 15_000,

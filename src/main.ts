@@ -25,6 +25,7 @@ import { rateLimits } from './rates.ts'
 import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
 import { Shards } from './shards.ts'
+import { Slots } from './slots.ts'
 import { uWS } from './uws.ts'
 
 export interface Hub {
@@ -59,20 +60,25 @@ export async function run(options: RunOptions): Promise<Hub> {
   try {
     const database = await startDatabase(config, say)
     stops.push(() => database.stop())
-    const pool = (name: string, connections: number, planOnce: boolean) => {
+    const pool = (
+      name: string,
+      connections: number,
+      plan: { planOnce?: true; planEach?: true } = {},
+    ) => {
       const db = openDatabase({
         url: database.url,
         name,
         connections,
-        planOnce,
+        ...plan,
         onIdleError: (error) => log.warn({ err: error, pool: name }, 'a connection broke'),
       })
       stops.push(() => db.close())
       return db
     }
-    const db = pool('operators', limits.poolOperators, false)
-    const commandDb = pool('commands', limits.poolCommands, true)
-    const connectDb = pool('connect', limits.poolConnect, true)
+    const db = pool('operators', limits.poolOperators)
+    const commandDb = pool('commands', limits.poolCommands, { planOnce: true })
+    const connectDb = pool('connect', limits.poolConnect, { planOnce: true })
+    const auditDb = pool('audit', limits.poolAudit, { planEach: true })
     const metrics = createMetrics(config.version)
     const hasher = passwords()
     stops.push(() => hasher.close())
@@ -143,6 +149,13 @@ export async function run(options: RunOptions): Promise<Hub> {
       db,
       commandDb,
       connectDb,
+      auditDb,
+      exports: new Slots('export', limits.exportsMax, limits.exportsPerUserMax),
+      verifications: new Slots(
+        'verification',
+        limits.verificationsMax,
+        limits.verificationsPerUserMax,
+      ),
       tokens: accessTokens(config.jwtSecret, config.jwtSecretPrevious),
       passwords: hasher,
       dataKeys,

@@ -36,15 +36,17 @@ interface FrontParts {
   readonly db: Database
   readonly commandDb: Database
   readonly connectDb: Database
+  readonly auditDb: Database
   readonly commands: { readonly queued: number }
 }
 
 /** Has the front's own queues, pools and event loop read at every scrape. */
 export function observeFront(parts: FrontParts): void {
-  const { metrics, db, commandDb, connectDb, commands } = parts
+  const { metrics, db, commandDb, connectDb, auditDb, commands } = parts
   const loop = new LoopDelay()
   metrics.onScrape(() => {
-    for (const pool of [db, commandDb, connectDb]) observePool(metrics, pool.name, pool.counts())
+    for (const pool of [db, commandDb, connectDb, auditDb])
+      observePool(metrics, pool.name, pool.counts())
     metrics.queued.set({ queue: 'commands', thread: 'front' }, commands.queued)
     observeLoop(metrics, 'front', loop.take())
   })

@@ -24,6 +24,8 @@ const particulars: Record<string, { security?: Json[]; type?: string; errors?: n
   acceptInvitePage: { type: 'text/html' },
   docsPage: { type: 'text/html' },
   docsFile: { type: '*/*' },
+  exportAudit: { type: 'text/csv', errors: [404] },
+  verifyAudit: { errors: [404] },
   enrollAgent: { security: [{}, { agentToken: [] }] },
 }
 

@@ -17,6 +17,7 @@ import type { Metrics } from './metrics.ts'
 import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
 import type { Shards } from './shards.ts'
+import type { Slots } from './slots.ts'
 
 /** The parts of a running hub, built and stopped by `main.ts` in one visible order. */
 export interface Context {
@@ -29,6 +30,10 @@ export interface Context {
   readonly commandDb: Database
   /** The pool of agents that connect: a storm of them must not keep operators waiting. */
   readonly connectDb: Database
+  /** The pool that reads the audit: an export runs for minutes, and each search is planned for its filters. */
+  readonly auditDb: Database
+  readonly exports: Slots
+  readonly verifications: Slots
   readonly tokens: AccessTokens
   readonly passwords: Passwords
   /** Seals secrets at rest. */
@@ -78,8 +83,23 @@ export interface Reply {
   json?: string
   /** A body that is not JSON, with its content type. A buffer is shared: it is sent without a copy. */
   text?: { type: string; content: string | Buffer }
+  /** A body of any length, written as fast as the caller reads. */
+  stream?: ReplyStream
   /** Also instead of the security header of the same name. */
   headers?: Record<string, string>
+}
+
+/**
+ * A body made while it is read. The first chunk is awaited before the status is written: what fails until then
+ * is an ordinary refusal, what fails later breaks the connection off, so that nothing cut short looks whole.
+ * When the caller leaves, the iteration is ended; whoever waits for more than the database listens to
+ * `onAbort` too. A HEAD request makes no chunk.
+ */
+export interface ReplyStream {
+  /** The content type. */
+  type: string
+  /** Each at most about `streamChunkBytesMax`: so much is held for a caller who does not read. */
+  chunks: AsyncIterable<string | Uint8Array>
 }
 
 /** `{base_url}` routes live under /api/v1, `{origin}` routes (health, metrics) beside it. */

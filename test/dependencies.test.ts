@@ -12,15 +12,21 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const order = `
   errors ids once limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database data_keys page audit mail events alerts identities sessions passwords rates abuse agent_tokens shards observe
-  queue command_row execution_ends execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http front main start
+  embedded database data_keys page audit audit_chains slots mail events alerts identities sessions passwords rates abuse agent_tokens shards observe
+  queue command_row execution_ends execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_stream http front main start
 `
   .trim()
   .split(/\s+/)
 
 /** All that a package's name may be imported by, types too. */
 const knownBy: Record<string, string[]> = {
-  'uWebSockets.js': ['src/front.ts', 'src/http.ts', 'src/main.ts', 'src/uws.ts'],
+  'uWebSockets.js': [
+    'src/front.ts',
+    'src/http.ts',
+    'src/http_stream.ts',
+    'src/main.ts',
+    'src/uws.ts',
+  ],
   jose: ['src/auth.ts'],
   nodemailer: ['src/mail.ts'],
   'node-pg-migrate': ['src/migrate.ts'],

@@ -1,5 +1,6 @@
 // The jobs thread: keeps this hub's lease, ends what is due, and runs pg-boss. Holds no rule of its own:
-// what is due stands in `sweeps.ts`, who is alive in `nodes.ts`, the daily work in `maintenance.ts`.
+// what is due stands in `sweeps.ts`, who is alive in `nodes.ts`, the daily work in `maintenance.ts`, the audit's
+// seals in `sealing.ts`.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PgBoss } from 'pg-boss'
@@ -20,6 +21,7 @@ import { fanOut, finishExecutions, resendStalled } from './executions.ts'
 import { raiseFailures } from './failures.ts'
 import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
+import { sealAudit } from './sealing.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
 
 const data = workerData as JobsData
@@ -78,6 +80,7 @@ const running = [
   startBoss(),
   repeat('alerts', limits.alertSweepMs, sweepAlerts),
   repeat('executions', limits.executionSweepMs, sweepExecutions),
+  repeat('seal', limits.sealMs, seal),
 ] as const
 
 function tell(message: FromJobs): void {
@@ -192,6 +195,15 @@ async function inBatches(
 async function sweepExecutions(): Promise<void> {
   count('executions', await finishExecutions(db))
   count('stalled_executions', await resendStalled(db))
+}
+
+/** Seals what became visible; batch by batch, so that other hubs' and our own statements come between. */
+async function seal(): Promise<void> {
+  let sealed: number
+  do {
+    sealed = await sealAudit(db)
+    count('audit_sealed', sealed)
+  } while (sealed === limits.sealRowsMax && !stopping.signal.aborted)
 }
 
 // ---- pg-boss ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 // retention. Every step may be repeated or cut short; the next run takes up what is left.
 import { sqlState, type Database, type Queryable } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
+import { checkpoint } from './sealing.ts'
 
 export interface Maintained {
   sessions: number
@@ -97,8 +98,9 @@ export async function retentionDays(db: Queryable): Promise<number | null> {
 
 /**
  * Drops the partitions of commands, events and audit that hold nothing younger than `days`. One with an
- * open command stays, and so does one whose lock is not to be had at once: dropping waits for readers of
- * the table, and writers would wait behind it. Returns the names of those it dropped.
+ * open command stays, so does one of the audit that is not sealed to its end, and one whose lock is not to be
+ * had at once: dropping waits for readers of the table, and writers would wait behind it. Returns the names
+ * of those it dropped.
  */
 export async function dropOldPartitions(owner: Database, days: number): Promise<string[]> {
   const dropped: string[] = []
@@ -127,11 +129,12 @@ async function hasOpenCommand(owner: Database, name: string): Promise<boolean> {
 
 async function drop(owner: Database, name: string): Promise<boolean> {
   try {
-    await owner.transaction(async (tx) => {
+    return await owner.transaction(async (tx) => {
       await tx.query(`set local lock_timeout = '500ms'`)
+      if (name.startsWith('audit_') && !(await checkpoint(tx, name))) return false
       await tx.query(`drop table ${name}`)
+      return true
     })
-    return true
   } catch (error) {
     if (sqlState(error) === lockNotAvailable) return false
     throw error

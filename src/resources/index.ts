@@ -2,6 +2,7 @@
 import type { Route } from '../route.ts'
 import { agentRoutes } from './agents.ts'
 import { alertRoutes } from './alerts.ts'
+import { auditRoutes } from './audit.ts'
 import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
@@ -27,6 +28,7 @@ export const routes: readonly Route[] = [
   ...invitationRoutes,
   ...scriptRoutes,
   ...executionRoutes,
+  ...auditRoutes,
   ...agentRoutes,
   ...healthRoutes,
   ...pageRoutes,

@@ -1,0 +1,46 @@
+// Work that takes long and is asked for by users: how much of it may run at once.
+import { AppError } from './errors.ts'
+
+export class Slots {
+  private readonly held = new Map<string, number>()
+  private taken = 0
+  private readonly what: string
+  private readonly max: number
+  private readonly perUserMax: number
+
+  /** `what` names one piece of the work to people. */
+  constructor(what: string, max: number, perUserMax: number) {
+    this.what = what
+    this.max = max
+    this.perUserMax = perUserMax
+  }
+
+  /** Takes a slot and returns what gives it back, once. Throws RATE_LIMITED for the user, OVERLOADED for all. */
+  take(userId: string): () => void {
+    const mine = this.held.get(userId) ?? 0
+    const retry = { retryAfterSeconds: 10 }
+    if (mine >= this.perUserMax) {
+      throw new AppError('RATE_LIMITED', `your ${this.what} before this one still runs`, retry)
+    }
+    if (this.taken >= this.max) {
+      const message = `as many ${this.what}s as may run at once are running; try again shortly`
+      throw new AppError('OVERLOADED', message, retry)
+    }
+    this.held.set(userId, mine + 1)
+    this.taken++
+    let given = false
+    return () => {
+      if (given) return
+      given = true
+      this.taken--
+      const left = (this.held.get(userId) ?? 0) - 1
+      if (left > 0) this.held.set(userId, left)
+      else this.held.delete(userId)
+    }
+  }
+
+  /** How many are taken now. */
+  inUse(): number {
+    return this.taken
+  }
+}
