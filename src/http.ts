@@ -17,6 +17,7 @@ import {
   type Reply,
   type Route,
 } from './route.ts'
+import { openStream } from './sse.ts'
 
 export interface HttpServer {
   /** Requests being answered right now. */
@@ -238,8 +239,12 @@ class Exchange {
 
   private send(reply: Reply): void {
     const { res, route } = this
-    if (!this.aborted) {
-      if (!reply.text) this.options.onAnswer?.(route, reply.status, jsonText(reply))
+    if (!this.aborted && reply.stream && this.method !== 'HEAD') {
+      beginReply(res, reply, this.requestId, this.replyHeaders)
+      reply.stream(openStream(res, (listener) => this.abortListeners.push(listener)))
+    } else if (!this.aborted) {
+      if (!reply.text && !reply.stream)
+        this.options.onAnswer?.(route, reply.status, jsonText(reply))
       sendReply(res, reply, this.requestId, this.method === 'HEAD', this.replyHeaders)
     }
     this.account(reply.status)
@@ -289,6 +294,20 @@ export function sendReply(
     if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
     // A body past the cap is still on its way: only closing ends it.
     else res.end(content, reply.status === 413)
+  })
+}
+
+/** Writes status and headers of a reply whose body follows bit by bit. */
+function beginReply(
+  res: HttpResponse,
+  reply: Reply,
+  requestId: string,
+  moreHeaders: Record<string, string> = {},
+): void {
+  res.cork(() => {
+    res.writeStatus(statusLines[reply.status] ?? String(reply.status))
+    res.writeHeader('X-Request-Id', requestId)
+    writeHeaders(res, { ...securityHeaders, ...moreHeaders, ...reply.headers })
   })
 }
 

@@ -8,6 +8,7 @@ import { Commands } from './commands.ts'
 import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
+import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
 import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
 import { identities } from './identities.ts'
@@ -101,6 +102,9 @@ export async function run(options: RunOptions): Promise<Hub> {
       shards,
       onAccepted: (count) => metrics.commandsAccepted.inc(count),
     })
+    const eventsDb = pool('events', limits.poolEvents, true)
+    const streams = new EventStreams({ db: eventsDb, identities: people, log, metrics })
+    stops.push(async () => streams.close())
     const jobs = new Jobs({
       nodeId,
       version: config.version,
@@ -135,6 +139,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       audit,
       shards,
       commands,
+      streams,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
       publicOrigin: config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`,
       checks: () => readiness(db, shards, jobs),
@@ -182,6 +187,7 @@ export async function run(options: RunOptions): Promise<Hub> {
 /** Lets requests end, then closes the sockets; what the actors still hold is written by the shards. */
 async function leave(ctx: Context, front: Front, server: HttpServer): Promise<void> {
   ctx.commands.release()
+  ctx.streams.close()
   ctx.shards.broadcast({ type: 'leaving' })
   await ctx.commands.drained()
   front.closeAll()

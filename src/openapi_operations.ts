@@ -21,6 +21,7 @@ const particulars: Record<string, { security?: Json[]; type?: string; errors?: n
     type: 'text/plain; version=0.0.4',
     errors: [401, 404],
   },
+  streamEvents: { type: 'text/event-stream', errors: [404, 409] },
   enrollAgent: { security: [{}, { agentToken: [] }] },
 }
 
@@ -159,6 +160,14 @@ const headerParameter: Record<string, Json> = {
     in: 'header',
     description: 'A retry with the same key and body gets the answer of the first request.',
     schema: { type: 'string', minLength: 1, maxLength: limits.idempotencyKeyCharsMax },
+  },
+  'last-event-id': {
+    name: 'Last-Event-ID',
+    in: 'header',
+    description:
+      'The `id` of the last event received: what came after it is sent first. 400 INVALID_CURSOR when ' +
+      'it is not one of ours, or when retention may have removed what came after it.',
+    schema: { type: 'string', maxLength: 64 },
   },
   'x-enrollment-secret': {
     name: 'X-Enrollment-Secret',

@@ -8,6 +8,7 @@ import type { Commands } from './commands.ts'
 import type { Config } from './config.ts'
 import type { Database } from './db.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
+import type { EventStreams, StreamSink } from './event_streams.ts'
 import type { Identities } from './identities.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
@@ -33,6 +34,7 @@ export interface Context {
   readonly audit: AuditTrail
   readonly shards: Shards
   readonly commands: Commands
+  readonly streams: EventStreams
   /** Signs list cursors. */
   readonly cursorKey: Buffer
   /** Scheme, host and port that links and agents use. */
@@ -70,6 +72,8 @@ export interface Reply {
   /** A body that is not JSON, with its content type. */
   text?: { type: string; content: string }
   headers?: Record<string, string>
+  /** Takes over the body: it stays open until one of the two ends it. Not called for HEAD. */
+  stream?: (sink: StreamSink) => void
 }
 
 /** `{base_url}` routes live under /api/v1, `{origin}` routes (health, metrics) beside it. */

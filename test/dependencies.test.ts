@@ -12,15 +12,15 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const order = `
   errors ids limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
   http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database page audit events identities sessions passwords rates agent_tokens shards observe
-  queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap http front main start
+  embedded database page audit events outbox identities event_streams sessions passwords rates agent_tokens shards observe
+  queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap sse http front main start
 `
   .trim()
   .split(/\s+/)
 
 /** All that a package's name may be imported by, types too. */
 const knownBy: Record<string, string[]> = {
-  'uWebSockets.js': ['src/front.ts', 'src/http.ts', 'src/main.ts', 'src/uws.ts'],
+  'uWebSockets.js': ['src/front.ts', 'src/http.ts', 'src/main.ts', 'src/sse.ts', 'src/uws.ts'],
   jose: ['src/auth.ts'],
   'node-pg-migrate': ['src/migrate.ts'],
   pg: ['src/db.ts', 'src/listener.ts', 'src/migrate.ts'],

@@ -4,6 +4,7 @@ import { agentRoutes } from './agents.ts'
 import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
+import { eventRoutes } from './events.ts'
 import { healthRoutes } from './health.ts'
 import { organizationRoutes } from './organizations.ts'
 import { sessionRoutes } from './session.ts'
@@ -17,5 +18,6 @@ export const routes: readonly Route[] = [
   ...siteRoutes,
   ...enrollmentKeyRoutes,
   ...agentRoutes,
+  ...eventRoutes,
   ...healthRoutes,
 ]
