@@ -220,9 +220,9 @@ export const limits = {
   webhookBodyBytesMax: 64 * 1024,
   /** What of an answer is read, and kept in the log of deliveries. */
   webhookAnswerBytesMax: 4 * 1024,
-  /** Name resolution, TCP and TLS. */
+  /** Each of: name resolution, TCP and TLS. */
   webhookConnectMsMax: 5_000,
-  /** A whole attempt; receivers are asked to answer first and work afterwards. */
+  /** An attempt, once the name is resolved; receivers are asked to answer first and work afterwards. */
   webhookAttemptMsMax: 15_000,
   /** An attempt whose end nobody wrote by now died with its thread. */
   webhookLeaseSeconds: 25,

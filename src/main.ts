@@ -24,6 +24,7 @@ import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
 import { Shards } from './shards.ts'
 import { uWS } from './uws.ts'
+import { sealKeys } from './webhook_secrets.ts'
 
 export interface Hub {
   /** Scheme, host and port it listens on. */
@@ -105,6 +106,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     const eventsDb = pool('events', limits.poolEvents, true)
     const streams = new EventStreams({ db: eventsDb, identities: people, log, metrics })
     stops.push(async () => streams.close())
+    const webhookKeys = sealKeys(config.jwtSecret, config.jwtSecretPrevious)
     const jobs = new Jobs({
       nodeId,
       version: config.version,
@@ -113,6 +115,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       logLevel: config.logLevel,
       log,
       metrics,
+      webhooks: { keys: webhookKeys, allowedCidrs: config.webhookAllowedCidrs },
       restartGraceSeconds: config.heartbeatSeconds * limits.heartbeatIntervalsMax,
       onEnded(ended) {
         for (const { deviceId, id } of ended) shards.tell(deviceId, { type: 'ended', deviceId, id })
@@ -140,6 +143,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       shards,
       commands,
       streams,
+      webhookKeys,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
       publicOrigin: config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`,
       checks: () => readiness(db, shards, jobs),

@@ -6,6 +6,7 @@ import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { observeLoop, observePool } from './observe.ts'
 import type { EndedStatus, Observed } from './protocol.ts'
+import type { SealKeys } from './webhook_secrets.ts'
 
 export interface JobsOptions {
   nodeId: string
@@ -19,12 +20,20 @@ export interface JobsOptions {
   metrics: Metrics
   /** Devices that a hub left behind may take this long to come back before they are offline. */
   restartGraceSeconds: number
+  webhooks: WebhookSettings
   /** Commands that a sweep ended, after the commit: actors and waiting requests don't know yet. */
   onEnded: (ended: EndedCommand[]) => void
   /** The thread died and a new one was started. */
   onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
   onLeaseRegained?: () => void
+}
+
+export interface WebhookSettings {
+  /** Open and seal their secrets. */
+  keys: SealKeys
+  /** Where they may go although it is not the public internet. */
+  allowedCidrs: readonly string[]
 }
 
 export interface EndedCommand {
@@ -42,6 +51,7 @@ export interface JobsData {
   /** When this hub started, in ms since 1970: graces count from here, also in a replaced thread. */
   startedMs: number
   restartGraceSeconds: number
+  webhooks: WebhookSettings
 }
 
 export type ToJobs = { type: 'stop' }
@@ -76,6 +86,7 @@ export class Jobs {
   /** Starts the thread at once; it keeps trying while PostgreSQL is away. */
   constructor(options: JobsOptions) {
     const { nodeId, version, databaseUrl, ownerUrl, logLevel, restartGraceSeconds } = options
+    const { keys, allowedCidrs } = options.webhooks
     this.options = options
     this.data = {
       nodeId,
@@ -85,6 +96,7 @@ export class Jobs {
       logLevel,
       startedMs: Date.now(),
       restartGraceSeconds,
+      webhooks: { keys, allowedCidrs },
     }
     this.worker = this.start()
     this.watch = setInterval(() => this.look(), 1000)

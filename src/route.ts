@@ -15,6 +15,7 @@ import type { Metrics } from './metrics.ts'
 import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
 import type { Shards } from './shards.ts'
+import type { SealKeys } from './webhook_secrets.ts'
 
 /** The parts of a running hub, built and stopped by `main.ts` in one visible order. */
 export interface Context {
@@ -37,6 +38,8 @@ export interface Context {
   readonly streams: EventStreams
   /** Signs list cursors. */
   readonly cursorKey: Buffer
+  /** Seal the secrets of webhooks. */
+  readonly webhookKeys: SealKeys
   /** Scheme, host and port that links and agents use. */
   readonly publicOrigin: string
   /** What readiness tells, name → `ok` or why not. */

@@ -10,8 +10,8 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 
 /** A file of src/ loads only files to the left of its own; `resources` is the whole folder. */
 const order = `
-  errors ids limits config log loop_delay metrics protocol clean batch private_folder uws address auth seal actions
-  http_headers db listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
+  errors ids limits config log loop_delay metrics protocol clean batch private_folder uws address destinations auth seal actions
+  http_headers db webhook_secrets listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
   embedded database page audit events outbox identities event_streams sessions passwords rates agent_tokens shards observe
   queue command_row commands route openapi_errors openapi_operations openapi resources bootstrap sse http front main start
 `

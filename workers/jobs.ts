@@ -11,6 +11,7 @@ import type { EndedCommand, FromJobs, JobsData, ToJobs } from '../src/queue.ts'
 import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
+import { Webhooks } from './webhooks.ts'
 
 const data = workerData as JobsData
 const port = parentPort
@@ -31,6 +32,20 @@ const owner = openDatabase({
   connections: 1,
   role: 'owner',
   onIdleError,
+})
+const webhooksDb = openDatabase({
+  url: data.databaseUrl,
+  name: 'webhooks',
+  connections: limits.poolWebhooks,
+  planOnce: true,
+  onIdleError,
+})
+const webhooks = new Webhooks({
+  db: webhooksDb,
+  settings: data.webhooks,
+  version: data.version,
+  log,
+  count,
 })
 const lease = new Lease(db, { id: data.nodeId, version: data.version })
 const loop = new LoopDelay()
@@ -58,6 +73,8 @@ const running = [
   repeat('lease', limits.nodeRenewSeconds * 1000, renewLease),
   repeat('sweep', limits.sweepMs, sweep),
   startBoss(),
+  // It waits by itself, for whatever comes first: time or room.
+  repeat('webhooks', 0, () => webhooks.round()),
 ]
 
 function tell(message: FromJobs): void {
@@ -71,11 +88,12 @@ function count(sweepName: string, rows: number): void {
 async function stop(): Promise<void> {
   stopping.abort()
   const [, , boss] = await Promise.all(running)
+  await webhooks.close(limits.checkoutMsMax / 4)
   await boss?.stop({ timeout: limits.checkoutMsMax / 2 })
   await lease
     .leave(data.restartGraceSeconds)
     .catch((error: unknown) => log.warn({ err: error }, 'the lease ends by itself'))
-  await Promise.all([db.close(), owner.close()])
+  await Promise.all([db.close(), owner.close(), webhooksDb.close()])
   clearInterval(report)
   port?.close()
 }
@@ -206,8 +224,8 @@ async function addQueues(boss: PgBoss): Promise<void> {
 
 async function runMaintenance(): Promise<void> {
   try {
-    const { sessions, refreshTokens, dropped } = await maintain(db, owner)
-    log.info({ sessions, refreshTokens, dropped }, 'maintenance: deleted or dropped what is old')
+    const maintained = await maintain(db, owner)
+    log.info(maintained, 'maintenance: deleted or dropped what is old')
   } catch (error) {
     log.error({ err: error }, 'maintenance failed; pg-boss tries it again')
     throw error

@@ -6,6 +6,7 @@ import { limits } from '../src/limits.ts'
 export interface Maintained {
   sessions: number
   refreshTokens: number
+  webhookDeliveries: number
   /** Names of the partitions that retention dropped. */
   dropped: string[]
 }
@@ -18,9 +19,12 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   ])
   const sessions = await inBatches(() => db.query(sessionsSql, [limits.sweepBatchMax]))
   const refreshTokens = await inBatches(() => db.query(tokensSql, [limits.sweepBatchMax]))
+  const webhookDeliveries = await inBatches(() =>
+    db.query(deliveriesSql, [limits.webhookDeliveryDays, limits.sweepBatchMax]),
+  )
   const days = await retentionDays(db)
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
-  return { sessions, refreshTokens, dropped }
+  return { sessions, refreshTokens, webhookDeliveries, dropped }
 }
 
 async function inBatches(batch: () => Promise<unknown[]>): Promise<number> {
@@ -48,6 +52,16 @@ delete from refresh_tokens where token_hash = any(array(
   select token_hash from refresh_tokens
   where expires_at <= now()
   limit $1
+  for update skip locked
+))
+returning true as gone`
+
+/** What still waits is never older than a day and some retries. */
+const deliveriesSql = `
+delete from webhook_deliveries where id = any(array(
+  select id from webhook_deliveries
+  where id < uuid7_floor(now() - make_interval(days => $1)) and status <> 'pending'
+  order by id limit $2
   for update skip locked
 ))
 returning true as gone`

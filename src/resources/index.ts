@@ -9,6 +9,8 @@ import { healthRoutes } from './health.ts'
 import { organizationRoutes } from './organizations.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
+import { webhookDeliveryRoutes } from './webhook_deliveries.ts'
+import { webhookRoutes } from './webhooks.ts'
 
 export const routes: readonly Route[] = [
   ...sessionRoutes,
@@ -19,5 +21,7 @@ export const routes: readonly Route[] = [
   ...enrollmentKeyRoutes,
   ...agentRoutes,
   ...eventRoutes,
+  ...webhookRoutes,
+  ...webhookDeliveryRoutes,
   ...healthRoutes,
 ]
