@@ -36,6 +36,11 @@ export interface DatabaseOptions {
    * lists, whose plan depends on the limit.
    */
   planOnce?: boolean
+  /**
+   * Plans every call by how large the tables are now. For walks in an order from a place on: a plan kept from
+   * when there was little sorts all that is left to read, each time.
+   */
+  planAnew?: boolean
   /** A connection that broke while idle; the pool replaces it by itself. */
   onIdleError?: (error: Error) => void
 }
@@ -68,7 +73,10 @@ const planOnceSettings = ['plan_cache_mode=force_generic_plan', 'enable_seqscan=
 
 /** The options of one connection, also for a client that stays open to LISTEN. */
 export function connection(
-  options: Pick<DatabaseOptions, 'url' | 'name' | 'role' | 'statementMsMax' | 'planOnce'>,
+  options: Pick<
+    DatabaseOptions,
+    'url' | 'name' | 'role' | 'statementMsMax' | 'planOnce' | 'planAnew'
+  >,
 ): pg.ClientConfig {
   const settings = [
     'timezone=UTC',
@@ -76,6 +84,7 @@ export function connection(
     `idle_in_transaction_session_timeout=${limits.statementMsMax}`,
     ...(options.role === 'owner' ? [] : ['role=muster_hub']),
     ...(options.planOnce ? planOnceSettings : []),
+    ...(options.planAnew ? ['plan_cache_mode=force_custom_plan'] : []),
   ]
   return {
     connectionString: options.url,

@@ -58,20 +58,20 @@ export async function run(options: RunOptions): Promise<Hub> {
   try {
     const database = await startDatabase(config, say)
     stops.push(() => database.stop())
-    const pool = (name: string, connections: number, planOnce: boolean) => {
+    const pool = (name: string, connections: number, plan?: 'planOnce' | 'planAnew') => {
       const db = openDatabase({
         url: database.url,
         name,
         connections,
-        planOnce,
+        ...(plan ? { [plan]: true } : {}),
         onIdleError: (error) => log.warn({ err: error, pool: name }, 'a connection broke'),
       })
       stops.push(() => db.close())
       return db
     }
-    const db = pool('operators', limits.poolOperators, false)
-    const commandDb = pool('commands', limits.poolCommands, true)
-    const connectDb = pool('connect', limits.poolConnect, true)
+    const db = pool('operators', limits.poolOperators)
+    const commandDb = pool('commands', limits.poolCommands, 'planOnce')
+    const connectDb = pool('connect', limits.poolConnect, 'planOnce')
     const metrics = createMetrics(config.version)
     const hasher = passwords()
     stops.push(() => hasher.close())
@@ -103,7 +103,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       shards,
       onAccepted: (count) => metrics.commandsAccepted.inc(count),
     })
-    const eventsDb = pool('events', limits.poolEvents, true)
+    const eventsDb = pool('events', limits.poolEvents, 'planAnew')
     const streams = new EventStreams({ db: eventsDb, identities: people, log, metrics })
     stops.push(async () => streams.close())
     const webhookKeys = sealKeys(config.jwtSecret, config.jwtSecretPrevious)

@@ -37,7 +37,7 @@ const webhooksDb = openDatabase({
   url: data.databaseUrl,
   name: 'webhooks',
   connections: limits.poolWebhooks,
-  planOnce: true,
+  planAnew: true,
   onIdleError,
 })
 const webhooks = new Webhooks({

@@ -34,23 +34,26 @@ export function advance(db: Database): Promise<Advanced | undefined> {
 }
 
 // The cursor's values are parameters: a join with its row could not use the order of the index.
-const advanceSql = `
+export const advanceSql = `
 with scanned as materialized (
   select * from events
   where (xid, id) > ($1::xid8, $2::uuid) and xid < pg_snapshot_xmin(pg_current_snapshot())
   order by xid, id limit $3
-), matched as (
-  select e.id, e.type, e.xid, w.id as webhook_id, ${envelopeSql} as body,
-    (select row_to_json(t)::text from (select e.id, e.type, iso(e.at) as at, e.org_id as "orgId",
-      '{"truncated":true}'::json as data) t) as short_body
-  from scanned e
-  join organizations o on o.id = e.org_id and o.status = 'active'
-  join webhooks w on w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
+), told as materialized (
+  select e.*, ${envelopeSql} as body from scanned e
+  where exists (select from webhooks w
+    where w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events))
 ), made as (
   insert into webhook_deliveries (id, webhook_id, event_id, event_type, body)
-  select new_uuid7(), webhook_id, id, type,
-    case when octet_length(body) <= $4::int then body else short_body end
-  from (select * from matched order by xid, id) m
+  select new_uuid7(), webhook_id, id, type, body from (
+    select w.id as webhook_id, e.id, e.type, case when octet_length(e.body) <= $4::int then e.body
+      else (select row_to_json(t)::text from (select e.id, e.type, iso(e.at) as at,
+        e.org_id as "orgId", '{"truncated":true}'::json as data) t) end as body
+    from told e
+    join organizations o on o.id = e.org_id and o.status = 'active'
+    join webhooks w on w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
+    order by e.xid, e.id
+  ) ordered
   returning 1
 ), moved as (
   update webhook_cursor c set xid = l.xid, id = l.id
