@@ -3,6 +3,7 @@ import { after, afterEach, before, test } from 'node:test'
 import { insertEvents, type EventType, type NewEvent } from '../src/events.ts'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
+import { run } from '../src/main.ts'
 import { resealSecrets, sealKeys } from '../src/webhook_secrets.ts'
 import { retrySeconds } from '../workers/webhooks.ts'
 import { startHub, type TestHub } from './support/hub.ts'
@@ -561,6 +562,20 @@ test('a suspended organization is told nothing', async () => {
   await receiver.hit('the active one', about('active'))
   assert.equal(receiver.hits.filter(about('suspended')).length, 0)
   await hub.patch(`/organizations/${org}`, { status: 'active' })
+})
+
+test('two hubs share the work, and nothing is sent twice', async (t) => {
+  const second = await run({ env: { ...hub.env, ADMIN_EMAIL: 'second@example.com' } })
+  t.after(() => second.close())
+  await Promise.all([create(), create(), create()])
+  for (let i = 0; i < 4; i++) {
+    const events = Array.from({ length: 50 }, (_, n): NewEvent => {
+      return { orgId, type: 'device.online', data: { n: i * 50 + n } }
+    })
+    await insertEvents(hub.hub.ctx.db, events)
+    await until('all of them', () => receiver.hits.length >= (i + 1) * 150)
+  }
+  assert.equal(receiver.hits.length, 600)
 })
 
 test('a jobs thread that dies in the middle of a delivery: it is sent again', async () => {
