@@ -54,15 +54,21 @@ const lists = new WeakMap<readonly string[], BlockList>()
 function proxyList(trusted: readonly string[]): BlockList {
   const known = lists.get(trusted)
   if (known) return known
+  const list = addressList(trusted)
+  lists.set(trusted, list)
+  return list
+}
+
+/** A list of addresses and CIDRs, to be asked with `isIn`. */
+export function addressList(cidrs: readonly string[]): BlockList {
   const list = new BlockList()
-  for (const cidr of trusted) {
+  for (const cidr of cidrs) {
     const [text = '', bits] = cidr.split('/')
     const address = normalAddress(text) ?? text
     const family = isIP(address) === 6 ? 'ipv6' : 'ipv4'
     if (bits === undefined) list.addAddress(address, family)
     else list.addSubnet(address, prefixBits(text, Number(bits)), family)
   }
-  lists.set(trusted, list)
   return list
 }
 
@@ -71,7 +77,8 @@ function prefixBits(text: string, bits: number): number {
   return isIP(text) === 6 && isIP(normalAddress(text) ?? '') === 4 ? Math.max(0, bits - 96) : bits
 }
 
-function isIn(list: BlockList, address: string): boolean {
+/** Whether a list holds an address in its normal spelling. */
+export function isIn(list: BlockList, address: string): boolean {
   return address !== '' && list.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4')
 }
 

@@ -37,6 +37,8 @@ export interface Config {
   readonly acmeEmail: string | undefined
   readonly adminPassword: string | undefined
   readonly trustedProxies: readonly string[]
+  /** Where webhooks may go although it is not the public internet. */
+  readonly webhookAllowedCidrs: readonly string[]
   readonly rates: Rates
   /** Secrets that were made or found in `dataDir`, by name: told at start, never their values. */
   readonly generated: readonly string[]
@@ -118,9 +120,12 @@ export function readConfig(env: Record<string, string | undefined>): Config {
   if (adminPassword !== undefined && (adminPassword.length < 12 || adminPassword.length > 256)) {
     problems.push('ADMIN_PASSWORD needs 12 to 256 characters')
   }
-  const trustedProxies = (get('TRUSTED_PROXIES') ?? '').split(/[\s,]+/).filter(Boolean)
-  for (const cidr of trustedProxies) {
-    if (!isCidr(cidr)) problems.push(`TRUSTED_PROXIES holds "${cidr}", which is no CIDR or address`)
+  const cidrs = (name: string) => {
+    const list = (get(name) ?? '').split(/[\s,]+/).filter(Boolean)
+    for (const cidr of list) {
+      if (!isCidr(cidr)) problems.push(`${name} holds "${cidr}", which is no CIDR or address`)
+    }
+    return list
   }
   const host = get('HOST') ?? '127.0.0.1'
   if (isIP(host) === 0 && host !== 'localhost') {
@@ -149,7 +154,8 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     adminEmail,
     acmeEmail: get('ACME_EMAIL'),
     adminPassword,
-    trustedProxies,
+    trustedProxies: cidrs('TRUSTED_PROXIES'),
+    webhookAllowedCidrs: cidrs('WEBHOOK_ALLOWED_CIDRS'),
     rates,
   }
   if (problems.length > 0) throw new ConfigError(problems)

@@ -36,7 +36,10 @@ export interface DatabaseOptions {
    * lists, whose plan depends on the limit.
    */
   planOnce?: boolean
-  /** Plans every call for its values: for searches whose filters find much or little. */
+  /**
+   * Plans every call for its values and for how large the tables are now: for searches whose filters find much
+   * or little, and for walks in an order from a place on, which a kept plan would sort to the end each time.
+   */
   planEach?: boolean
   /** A connection that broke while idle; the pool replaces it by itself. */
   onIdleError?: (error: Error) => void

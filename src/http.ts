@@ -19,6 +19,7 @@ import {
   type ReplyStream,
   type Route,
 } from './route.ts'
+import { openStream } from './sse.ts'
 
 export interface HttpServer {
   /** Requests being answered right now. */
@@ -272,8 +273,11 @@ class Exchange {
 
   private send(reply: Reply): void {
     const { res, route } = this
-    if (!this.aborted) {
-      if (!reply.text && !reply.stream)
+    if (!this.aborted && reply.sink && this.method !== 'HEAD') {
+      beginReply(res, reply, this.requestId, this.replyHeaders)
+      reply.sink(openStream(res, (listener) => this.abortListeners.push(listener)))
+    } else if (!this.aborted) {
+      if (!reply.text && !reply.stream && !reply.sink)
         this.options.onAnswer?.(route, reply.status, jsonText(reply))
       sendReply(res, reply, this.requestId, this.method === 'HEAD', this.replyHeaders)
     }
@@ -340,6 +344,20 @@ function endInParts(res: HttpResponse, bytes: Buffer): void {
   const [taken, done] = res.tryEnd(bytes, bytes.byteLength)
   if (taken || done) return
   res.onWritable((offset) => res.tryEnd(bytes.subarray(offset - begin), bytes.byteLength)[0])
+}
+
+/** Writes status and headers of a reply whose body follows bit by bit. */
+function beginReply(
+  res: HttpResponse,
+  reply: Reply,
+  requestId: string,
+  moreHeaders: Record<string, string> = {},
+): void {
+  res.cork(() => {
+    res.writeStatus(statusLines[reply.status] ?? String(reply.status))
+    res.writeHeader('X-Request-Id', requestId)
+    writeHeaders(res, { ...securityHeaders, ...moreHeaders, ...reply.headers })
+  })
 }
 
 function jsonText(reply: Reply): string {

@@ -288,6 +288,62 @@ export const limits = {
   alertNoteCharsMax: 2_000,
   /** A resolved alert is kept this long where its organization says nothing else. */
   resolvedAlertDays: 365,
+  // ---- events
+  /** Streams of one user: some tabs, a dashboard on the wall and a script. */
+  streamsPerUserMax: 20,
+  /** Streams of one hub; each event is weighed against each of them, 1,000 take about 1 ms a batch. */
+  streamsMax: 1_000,
+  /** Written to a stream and not taken by its reader; past it the stream is closed, it can resume. */
+  streamUnsentBytesMax: 1024 * 1024,
+  /** A reader that takes nothing for this long has gone. */
+  streamStallMsMax: 30_000,
+  /** Proxies cut what is silent for 30 to 60 s. */
+  streamHeartbeatMs: 15_000,
+  /** Told to readers as `retry:`; at a drain they are spread over up to twice this. */
+  streamRetryMs: 2_000,
+  /** Between two looks at the outbox while somebody listens: cheaper than a NOTIFY in every commit. */
+  outboxPollMs: 250,
+  /** Between two tries while PostgreSQL is away. */
+  outboxRetryMs: 1_000,
+  /** Rows of the outbox read at once, whoever they concern: about 5 ms. */
+  outboxBatchMax: 500,
+
+  // ---- webhooks
+  /** Webhooks of an organization: every event is matched against all of them. */
+  webhooksMax: 50,
+  urlCharsMax: 2048,
+  /** The old secret signs beside the new one this long: receivers are changed within a working day. */
+  webhookOverlapSeconds: 86_400,
+  /** A message with more than this comes with `data: {truncated: true}`. */
+  webhookBodyBytesMax: 64 * 1024,
+  /** What of an answer is read, and kept in the log of deliveries. */
+  webhookAnswerBytesMax: 4 * 1024,
+  /** Each of: name resolution, TCP and TLS. */
+  webhookConnectMsMax: 5_000,
+  /** An attempt, once the name is resolved; receivers are asked to answer first and work afterwards. */
+  webhookAttemptMsMax: 15_000,
+  /** An attempt whose end nobody wrote by now died with its thread. */
+  webhookLeaseSeconds: 25,
+  /** Attempts of one delivery: 5 s after the first, four times later after each, about a day in all. */
+  webhookAttemptsMax: 10,
+  webhookRetrySeconds: 5,
+  webhookRetrySecondsMax: 8 * 3600,
+  /** Attempts at once to one webhook; to one whose last attempt failed it is one. */
+  webhookConcurrencyMax: 8,
+  /** Attempts at once on one hub, and how many of these may go to webhooks that fail. */
+  webhookAttemptsAtOnceMax: 256,
+  webhookFailingAtOnceMax: 128,
+  /** Webhooks with something to deliver that one claim looks at. */
+  webhookClaimMax: 200,
+  /** Disabled after this long without a success, if there were attempts enough to tell. */
+  webhookFailingDaysMax: 3,
+  webhookFailuresMin: 10,
+  /** Deliveries that wait for one webhook; past it the webhook is disabled. */
+  webhookBacklogMax: 100_000,
+  /** How often backlogs are measured; with no webhook at all, how often the cursor moves. */
+  webhookSurveyMs: 10_000,
+  /** How long the log of deliveries is kept. */
+  webhookDeliveryDays: 30,
 
   // ---- hub
   /** How long PostgreSQL may be unreachable at start. */
@@ -308,6 +364,8 @@ export const limits = {
   /** One per fan-out at work. */
   poolFanOut: 2,
   poolConnect: 2,
+  poolEvents: 2,
+  poolWebhooks: 2,
   /** Young generation of the jobs thread, in MB. */
   jobsYoungMb: 8,
   /** Searches of the audit, beside the exports and the verification that may run. */

@@ -10,6 +10,7 @@ import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
 import { DataKeys, wrappingKeys } from './data_keys.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
+import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
 import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
 import { identities } from './identities.ts'
@@ -27,6 +28,7 @@ import type { Context } from './route.ts'
 import { Shards } from './shards.ts'
 import { Slots } from './slots.ts'
 import { uWS } from './uws.ts'
+import { sealKeys } from './webhook_secrets.ts'
 
 export interface Hub {
   /** Scheme, host and port it listens on. */
@@ -60,25 +62,21 @@ export async function run(options: RunOptions): Promise<Hub> {
   try {
     const database = await startDatabase(config, say)
     stops.push(() => database.stop())
-    const pool = (
-      name: string,
-      connections: number,
-      plan: { planOnce?: true; planEach?: true } = {},
-    ) => {
+    const pool = (name: string, connections: number, plan?: 'planOnce' | 'planEach') => {
       const db = openDatabase({
         url: database.url,
         name,
         connections,
-        ...plan,
+        ...(plan ? { [plan]: true } : {}),
         onIdleError: (error) => log.warn({ err: error, pool: name }, 'a connection broke'),
       })
       stops.push(() => db.close())
       return db
     }
     const db = pool('operators', limits.poolOperators)
-    const commandDb = pool('commands', limits.poolCommands, { planOnce: true })
-    const connectDb = pool('connect', limits.poolConnect, { planOnce: true })
-    const auditDb = pool('audit', limits.poolAudit, { planEach: true })
+    const commandDb = pool('commands', limits.poolCommands, 'planOnce')
+    const connectDb = pool('connect', limits.poolConnect, 'planOnce')
+    const auditDb = pool('audit', limits.poolAudit, 'planEach')
     const metrics = createMetrics(config.version)
     const hasher = passwords()
     stops.push(() => hasher.close())
@@ -119,6 +117,10 @@ export async function run(options: RunOptions): Promise<Hub> {
       shards,
       onAccepted: (count) => metrics.commandsAccepted.inc(count),
     })
+    const eventsDb = pool('events', limits.poolEvents, 'planEach')
+    const streams = new EventStreams({ db: eventsDb, identities: people, log, metrics })
+    stops.push(async () => streams.close())
+    const webhookKeys = sealKeys(config.jwtSecret, config.jwtSecretPrevious)
     const jobs = new Jobs({
       nodeId,
       version: config.version,
@@ -127,6 +129,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       logLevel: config.logLevel,
       log,
       metrics,
+      webhooks: { keys: webhookKeys, allowedCidrs: config.webhookAllowedCidrs },
       restartGraceSeconds: config.heartbeatSeconds * limits.heartbeatIntervalsMax,
       onEnded(ended) {
         for (const { deviceId, id } of ended) shards.tell(deviceId, { type: 'ended', deviceId, id })
@@ -166,6 +169,8 @@ export async function run(options: RunOptions): Promise<Hub> {
       mailer: mail,
       shards,
       commands,
+      streams,
+      webhookKeys,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
       publicOrigin: config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`,
       checks: () => readiness(db, shards, jobs),
@@ -213,6 +218,7 @@ export async function run(options: RunOptions): Promise<Hub> {
 /** Lets requests end, then closes the sockets; what the actors still hold is written by the shards. */
 async function leave(ctx: Context, front: Front, server: HttpServer): Promise<void> {
   ctx.commands.release()
+  ctx.streams.close()
   ctx.shards.broadcast({ type: 'leaving' })
   await ctx.commands.drained()
   front.closeAll()

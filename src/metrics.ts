@@ -122,6 +122,12 @@ export function createMetrics(version: string) {
       help: 'Event-loop delay per thread: since the last scrape, in workers over the last second.',
       labelNames: ['thread', 'quantile'],
     }),
+    eventStreams: gauge({ name: 'muster_event_streams', help: 'Event streams open on this hub.' }),
+    eventStreamsClosed: counter({
+      name: 'muster_event_streams_closed_total',
+      help: 'Event streams that ended, by reason.',
+      labelNames: ['reason'],
+    }),
     shardRestarts: counter({
       name: 'muster_shard_restarts_total',
       help: 'Shard threads that died and were replaced.',

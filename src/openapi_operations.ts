@@ -26,6 +26,7 @@ const particulars: Record<string, { security?: Json[]; type?: string; errors?: n
   docsFile: { type: '*/*' },
   exportAudit: { type: 'text/csv', errors: [404] },
   verifyAudit: { errors: [404] },
+  streamEvents: { type: 'text/event-stream', errors: [404, 409] },
   enrollAgent: { security: [{}, { agentToken: [] }] },
 }
 
@@ -166,6 +167,14 @@ const headerParameter: Record<string, Json> = {
     in: 'header',
     description: 'A retry with the same key and body gets the answer of the first request.',
     schema: { type: 'string', minLength: 1, maxLength: limits.idempotencyKeyCharsMax },
+  },
+  'last-event-id': {
+    name: 'Last-Event-ID',
+    in: 'header',
+    description:
+      'The `id` of the last event received: what came after it is sent first. 400 INVALID_CURSOR when ' +
+      'it is not one of ours, or when retention may have removed what came after it.',
+    schema: { type: 'string', maxLength: 64 },
   },
   'x-enrollment-secret': {
     name: 'X-Enrollment-Secret',

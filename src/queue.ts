@@ -8,6 +8,7 @@ import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { observeLoop, observePool } from './observe.ts'
 import type { CommandMessage, EndedStatus, Observed } from './protocol.ts'
+import type { SealKeys } from './webhook_secrets.ts'
 
 export interface JobsOptions {
   nodeId: string
@@ -21,6 +22,7 @@ export interface JobsOptions {
   metrics: Metrics
   /** Devices that a hub left behind may take this long to come back before they are offline. */
   restartGraceSeconds: number
+  webhooks: WebhookSettings
   /** Commands that a sweep ended, after the commit: actors and waiting requests don't know yet. */
   onEnded: (ended: EndedCommand[]) => void
   /** Commands that an execution added, after the commit: their actors don't know yet. */
@@ -29,6 +31,13 @@ export interface JobsOptions {
   onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
   onLeaseRegained?: () => void
+}
+
+export interface WebhookSettings {
+  /** Open and seal their secrets. */
+  keys: SealKeys
+  /** Where they may go although it is not the public internet. */
+  allowedCidrs: readonly string[]
 }
 
 export interface EndedCommand {
@@ -51,6 +60,7 @@ export interface JobsData {
   /** When this hub started, in ms since 1970: graces count from here, also in a replaced thread. */
   startedMs: number
   restartGraceSeconds: number
+  webhooks: WebhookSettings
 }
 
 export type ToJobs = { type: 'stop' }
@@ -125,6 +135,7 @@ export class Jobs {
   /** Starts the thread at once; it keeps trying while PostgreSQL is away. */
   constructor(options: JobsOptions) {
     const { nodeId, version, databaseUrl, ownerUrl, logLevel, restartGraceSeconds } = options
+    const { keys, allowedCidrs } = options.webhooks
     this.options = options
     this.data = {
       nodeId,
@@ -134,6 +145,7 @@ export class Jobs {
       logLevel,
       startedMs: Date.now(),
       restartGraceSeconds,
+      webhooks: { keys, allowedCidrs },
     }
     this.worker = this.start()
     this.watch = setInterval(() => this.look(), 1000)

@@ -10,6 +10,7 @@ import type { Config } from './config.ts'
 import type { DataKeys } from './data_keys.ts'
 import type { Database } from './db.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
+import type { EventStreams, StreamSink } from './event_streams.ts'
 import type { Identities } from './identities.ts'
 import type { Logger } from './log.ts'
 import type { Mailer } from './mail.ts'
@@ -18,6 +19,7 @@ import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
 import type { Shards } from './shards.ts'
 import type { Slots } from './slots.ts'
+import type { SealKeys } from './webhook_secrets.ts'
 
 /** The parts of a running hub, built and stopped by `main.ts` in one visible order. */
 export interface Context {
@@ -47,8 +49,11 @@ export interface Context {
   readonly mailer: Mailer | undefined
   readonly shards: Shards
   readonly commands: Commands
+  readonly streams: EventStreams
   /** Signs list cursors. */
   readonly cursorKey: Buffer
+  /** Seal the secrets of webhooks. */
+  readonly webhookKeys: SealKeys
   /** Scheme, host and port that links and agents use. */
   readonly publicOrigin: string
   /** What readiness tells, name → `ok` or why not. */
@@ -87,6 +92,8 @@ export interface Reply {
   stream?: ReplyStream
   /** Also instead of the security header of the same name. */
   headers?: Record<string, string>
+  /** Takes over the body: it stays open until one of the two ends it. Not called for HEAD. */
+  sink?: (sink: StreamSink) => void
 }
 
 /**

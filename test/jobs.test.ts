@@ -7,6 +7,7 @@ import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { createMetrics, type Metrics } from '../src/metrics.ts'
 import { Jobs, type EndedCommand, type JobsOptions } from '../src/queue.ts'
+import { sealKeys } from '../src/webhook_secrets.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { addCommand, addDevice, addNode, addPlace, commandRow, type Place } from './support/rows.ts'
 import { until } from './support/until.ts'
@@ -44,6 +45,7 @@ function start(options: Partial<JobsOptions> = {}): void {
     log: createLog('silent', 'test'),
     metrics,
     restartGraceSeconds: 0,
+    webhooks: { keys: sealKeys('a test secret', undefined), allowedCidrs: [] },
     onEnded: (commands) => ended.push(...commands),
     onRestart: () => restarts++,
     onLeaseRegained: () => regained++,

@@ -23,6 +23,7 @@ import { maintain } from './maintenance.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
 import { sealAudit } from './sealing.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
+import { Webhooks } from './webhooks.ts'
 
 const data = workerData as JobsData
 const port = parentPort
@@ -51,6 +52,20 @@ const owner = openDatabase({
   connections: 1,
   role: 'owner',
   onIdleError,
+})
+const webhooksDb = openDatabase({
+  url: data.databaseUrl,
+  name: 'webhooks',
+  connections: limits.poolWebhooks,
+  planEach: true,
+  onIdleError,
+})
+const webhooks = new Webhooks({
+  db: webhooksDb,
+  settings: data.webhooks,
+  version: data.version,
+  log,
+  count,
 })
 const lease = new Lease(db, { id: data.nodeId, version: data.version })
 const loop = new LoopDelay()
@@ -81,6 +96,8 @@ const running = [
   repeat('alerts', limits.alertSweepMs, sweepAlerts),
   repeat('executions', limits.executionSweepMs, sweepExecutions),
   repeat('seal', limits.sealMs, seal),
+  // It waits by itself, for whatever comes first: time or room.
+  repeat('webhooks', 0, () => webhooks.round()),
 ] as const
 
 function tell(message: FromJobs): void {
@@ -94,11 +111,12 @@ function count(sweepName: string, rows: number): void {
 async function stop(): Promise<void> {
   stopping.abort()
   const [, , boss] = await Promise.all(running)
+  await webhooks.close(limits.checkoutMsMax / 4)
   await boss?.stop({ timeout: limits.checkoutMsMax / 2 })
   await lease
     .leave(data.restartGraceSeconds)
     .catch((error: unknown) => log.warn({ err: error }, 'the lease ends by itself'))
-  await Promise.all([db.close(), fanOutDb.close(), owner.close()])
+  await Promise.all([db.close(), fanOutDb.close(), owner.close(), webhooksDb.close()])
   clearInterval(report)
   port?.close()
 }
@@ -293,11 +311,8 @@ async function runExecution(id: string): Promise<void> {
 
 async function runMaintenance(): Promise<void> {
   try {
-    const { sessions, refreshTokens, alerts, dropped } = await maintain(db, owner)
-    log.info(
-      { sessions, refreshTokens, alerts, dropped },
-      'maintenance: deleted or dropped what is old',
-    )
+    const maintained = await maintain(db, owner)
+    log.info(maintained, 'maintenance: deleted or dropped what is old')
   } catch (error) {
     log.error({ err: error }, 'maintenance failed; pg-boss tries it again')
     throw error

@@ -8,6 +8,7 @@ export interface Maintained {
   sessions: number
   refreshTokens: number
   alerts: number
+  webhookDeliveries: number
   /** Names of the partitions that retention dropped. */
   dropped: string[]
 }
@@ -23,12 +24,15 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   const alerts = await inBatches(() =>
     db.query(alertsSql, [limits.sweepBatchMax, limits.resolvedAlertDays]),
   )
+  const webhookDeliveries = await inBatches(() =>
+    db.query(deliveriesSql, [limits.webhookDeliveryDays, limits.sweepBatchMax]),
+  )
   const days = await retentionDays(db)
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
   if (days !== null) {
     await inBatches(() => db.query(executionsSql, [limits.sweepBatchMax, days]))
   }
-  return { sessions, refreshTokens, alerts, dropped }
+  return { sessions, refreshTokens, alerts, webhookDeliveries, dropped }
 }
 
 async function inBatches(batch: () => Promise<unknown[]>): Promise<number> {
@@ -79,6 +83,16 @@ delete from executions where id = any(array(
   where id < uuid7_floor(now() - make_interval(days => $2)) and completed_at is not null
     and completed_at <= now() - make_interval(days => $2)
   order by id limit $1
+  for update skip locked
+))
+returning true as gone`
+
+/** What still waits is never older than a day and some retries. */
+const deliveriesSql = `
+delete from webhook_deliveries where id = any(array(
+  select id from webhook_deliveries
+  where id < uuid7_floor(now() - make_interval(days => $1)) and status <> 'pending'
+  order by id limit $2
   for update skip locked
 ))
 returning true as gone`

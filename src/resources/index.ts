@@ -7,6 +7,7 @@ import { commandRoutes } from './commands.ts'
 import { deviceRoutes } from './devices.ts'
 import { enrollmentKeyRoutes } from './enrollment_keys.ts'
 import { executionRoutes } from './executions.ts'
+import { eventRoutes } from './events.ts'
 import { healthRoutes } from './health.ts'
 import { invitationRoutes } from './invitations.ts'
 import { organizationRoutes } from './organizations.ts'
@@ -15,6 +16,8 @@ import { scriptRoutes } from './scripts.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
 import { userRoutes } from './users.ts'
+import { webhookDeliveryRoutes } from './webhook_deliveries.ts'
+import { webhookRoutes } from './webhooks.ts'
 
 export const routes: readonly Route[] = [
   ...sessionRoutes,
@@ -30,6 +33,9 @@ export const routes: readonly Route[] = [
   ...executionRoutes,
   ...auditRoutes,
   ...agentRoutes,
+  ...eventRoutes,
+  ...webhookRoutes,
+  ...webhookDeliveryRoutes,
   ...healthRoutes,
   ...pageRoutes,
 ]
