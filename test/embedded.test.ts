@@ -43,7 +43,7 @@ before(async () => {
 afterEach(async () => {
   for (const step of undo.splice(0).toReversed()) await step()
 })
-after(() => rm(root, { recursive: true }))
+after(() => rm(root, { recursive: true, maxRetries: 10 }))
 
 test('the first start says what it makes, and rows outlive stop and start', async () => {
   const dataDir = join(await folder(), 'new', 'deep')

@@ -14,10 +14,13 @@ const storedCommand = `json_build_object(
     'startedMs', floor(extract(epoch from o.started_at) * 1000),
     'cancelRequested', o.cancel_requested_at is not null, 'executionId', o.execution_id)`
 
-/** Of these commands, those that are open. $1 ids */
+/** Of these commands, those that are open: judged last, or an index of all that is open is read. $1 ids */
 export const checkSql = `
+with o as materialized (
+  select * from commands where id = any($1::uuid[])
+)
 select o.device_id as "deviceId", ${storedCommand} as command
-from commands o where o.id = any($1::uuid[]) and o.completed_at is null`
+from o where o.completed_at is null`
 
 /**
  * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks.
@@ -56,9 +59,12 @@ with i as (
 )
 select c.device_id as id, c.epoch::text as epoch, (
   select json_agg(${storedCommand} order by o.id)
-  from commands o
-  where o.device_id = c.device_id and o.completed_at is null
-    and o.id >= uuid7_floor(now() - make_interval(days => $6))
+  from (
+    select * from commands k
+    where k.device_id = c.device_id and k.completed_at is null
+      and k.id >= uuid7_floor(now() - make_interval(days => $6))
+    order by k.id
+  ) o
 ) as commands, (
   select json_agg(a.kind) from alerts a
   where a.device_id = c.device_id and a.status <> 'resolved'
