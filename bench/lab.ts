@@ -32,7 +32,7 @@ export interface StartOptions {
   statements?: boolean
 }
 
-const programFiles: Record<Side, string> = {
+const programFiles: Partial<Record<Side, string>> = {
   hub: 'src/start.ts',
   bare: 'bench/limits/bare.ts',
   baseline: 'bench/baseline.ts',
@@ -126,12 +126,14 @@ export class Lab {
       const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
       return { side, ...foreign, ...unknown, stop }
     }
+    const file = programFiles[side]
+    if (file === undefined) throw new Error(`${side} is no program of its own`)
     this.progress.step(`${side}: starting`)
     const database = await this.#database(side, options.statements ?? false)
     const credentials = this.#credentials
     const metricsToken = randomBytes(24).toString('base64url')
     const program = await startProgram({
-      command: [process.execPath, ...(options.nodeFlags ?? []), programFiles[side]],
+      command: [process.execPath, ...(options.nodeFlags ?? []), file],
       env: {
         ...limitsOff,
         ...(database ? { DATABASE_URL: database.url } : {}),

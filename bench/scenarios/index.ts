@@ -5,6 +5,15 @@ import { connect } from './connect.ts'
 import { heartbeats } from './heartbeats.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
+import { script } from './script.ts'
 import { start } from './start.ts'
 
-export const scenarios: readonly Scenario[] = [heartbeats, rss, connect, accept, roundTrip, start]
+export const scenarios: readonly Scenario[] = [
+  heartbeats,
+  rss,
+  connect,
+  accept,
+  roundTrip,
+  script,
+  start,
+]

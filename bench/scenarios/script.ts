@@ -1,0 +1,162 @@
+// P7: a script on every connected device, from POST to the last committed result, while heartbeats flow and
+// an operator reads lists. Beside it PostgreSQL alone with the same rows (`limits/rows.sql`).
+import { randomUUID } from 'node:crypto'
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import pg from 'pg'
+import { migrate } from '../../src/migrate.ts'
+import { startDatabase } from '../database.ts'
+import { connectAll, restPerSecond } from '../fleet_phases.ts'
+import { requestBytes } from '../http_connection.ts'
+import { openLoop } from '../http_load.ts'
+import type { Lab, Target } from '../lab.ts'
+import { signIn } from '../operator.ts'
+import type { Measure, Scenario } from '../suite.ts'
+
+const readsPerSecond = 50
+const batchRows = 500
+const giveUpMs = 60_000
+
+export const script: Scenario = {
+  name: 'script',
+  about: 'a script on 10,000 connected devices, POST to last result committed',
+  rivals: ['rows'],
+  agents: 10_000,
+  seconds: 5,
+  warmUpSeconds: 5,
+  foreign: true,
+  rows: [
+    {
+      id: 'P7a',
+      name: 'script on every device, POST to last result',
+      metric: 'seconds',
+      unit: 's',
+      goal: { valueMost: 1.5 },
+    },
+    {
+      id: 'P7b',
+      name: 'the same, beside PostgreSQL with the same rows alone',
+      metric: 'seconds',
+      unit: 's',
+      rival: 'rows',
+      goal: { ratioMost: 2 },
+    },
+    { id: 'P7c', name: 'devices page p99 meanwhile', metric: 'busyP99Ms', unit: 'ms' },
+    { id: 'P7d', name: 'devices page p99 before it', metric: 'quietP99Ms', unit: 'ms' },
+  ],
+  async enter(side, lab, agents) {
+    if (side === 'rows') return measureRows(lab, agents)
+    const target = await lab.start(side)
+    const devices = await lab.devices(target, agents)
+    const fleet = await lab.fleet(target, devices)
+    await connectAll(fleet, lab.progress)
+    await fleet.pace(restPerSecond(agents))
+    return measureScript(target, agents)
+  },
+}
+
+function measureScript(target: Target, agents: number): Measure {
+  return async (seconds) => {
+    const headers = await signIn(target.origin, target.credentials)
+    const api = operator(`${target.origin}/api/v1`, headers)
+    const page = requestBytes(target.origin, { method: 'GET', path: '/api/v1/devices', headers })
+    const reads = {
+      origin: target.origin,
+      connections: 8,
+      perSecond: readsPerSecond,
+      next: () => page,
+      good: ({ status }: { status: number }) => status === 200,
+    }
+    const [organization] = (await api('GET', '/organizations')).data as { id: string }[]
+    const { id } = await api('POST', '/scripts', {
+      orgId: organization?.id,
+      name: `bench ${randomUUID()}`,
+      language: 'sh',
+      content: 'uptime',
+      os: ['linux'],
+    })
+    const quiet = await openLoop({ ...reads, seconds })
+
+    // The reads begin with the script and go on for a while after its end.
+    const startedMs = performance.now()
+    const busy = openLoop({ ...reads, seconds })
+    const execution = await api('POST', `/scripts/${id}/execute`, { filter: { os: 'linux' } })
+    // The counts move with each committed result; the execution's own end is told up to half a second later.
+    let { counts } = execution
+    while ((counts['completed'] ?? 0) < agents) {
+      if (performance.now() - startedMs > giveUpMs) {
+        throw new Error(`not every device completed the script: ${JSON.stringify(counts)}`)
+      }
+      await sleep(10)
+      counts = (await api('GET', `/executions/${execution.id}`)).counts
+    }
+    const took = (performance.now() - startedMs) / 1000
+    const { histogram, bad } = await busy
+    if (Object.keys(bad).length > 0) throw new Error(`lists were refused: ${JSON.stringify(bad)}`)
+    return {
+      seconds: took,
+      quietP99Ms: quiet.histogram.percentile(99) / 1000,
+      busyP99Ms: histogram.percentile(99) / 1000,
+    }
+  }
+}
+
+interface Answer {
+  id: string
+  status: string
+  counts: Record<string, number>
+  data: unknown
+}
+
+function operator(base: string, headers: { Authorization: string }) {
+  return async (method: string, path: string, body?: unknown): Promise<Answer> => {
+    const answer = await fetch(`${base}${path}`, {
+      method,
+      headers: { ...headers, ...(body ? { 'Content-Type': 'application/json' } : {}) },
+      ...(body ? { body: JSON.stringify(body) } : {}),
+    })
+    if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`)
+    return (await answer.json()) as Answer
+  }
+}
+
+/** A database with the hub's tables and as many devices, and nobody but this bench in it. */
+async function measureRows(lab: Lab, devices: number): Promise<Measure> {
+  const database = await lab.starting(() => startDatabase(join(lab.folder, 'rows-postgres'), false))
+  lab.defer(() => database.stop())
+  const root = new URL('../..', import.meta.url).pathname
+  await migrate({
+    connectionString: database.url,
+    hubVersion: '0.1.0',
+    directory: join(root, 'migrations'),
+  })
+  const client = new pg.Client({ connectionString: database.url })
+  client.on('error', () => undefined)
+  await client.connect()
+  lab.defer(() => client.end())
+  const [orgId, siteId] = [randomUUID(), randomUUID()]
+  await client.query(`insert into organizations (id, name, slug) values ($1, 'o', 'o')`, [orgId])
+  await client.query(`insert into sites (id, org_id, name) values ($1, $2, 's')`, [siteId, orgId])
+  await client.query(
+    `insert into devices (id, org_id, site_id, hostname, os, arch, token_hash)
+     select gen_random_uuid(), $1, $2, 'h', 'linux', 'amd64', sha256(n::text::bytea)
+     from generate_series(1, $3::int) as n`,
+    [orgId, siteId, devices],
+  )
+  await client.query(
+    'insert into device_presence (device_id, org_id) select id, org_id from devices',
+  )
+  await client.query('vacuum analyze')
+  const text = readFileSync(new URL('../limits/rows.sql', import.meta.url), 'utf8')
+  const statements = text.split(/^--\n/m)
+  return async () => {
+    const startedMs = performance.now()
+    for (const statement of statements) {
+      for (let batch = 0; batch * batchRows < devices; batch++) {
+        await client.query(statement, [devices, batch])
+      }
+    }
+    return { seconds: (performance.now() - startedMs) / 1000 }
+  }
+}
