@@ -2,6 +2,7 @@
 import type { Scenario } from '../suite.ts'
 import { accept } from './accept.ts'
 import { connect } from './connect.ts'
+import { auditExport } from './export.ts'
 import { heartbeats } from './heartbeats.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
@@ -15,5 +16,6 @@ export const scenarios: readonly Scenario[] = [
   accept,
   roundTrip,
   script,
+  auditExport,
   start,
 ]
