@@ -226,7 +226,7 @@ export class EventStreams {
     for (const subscriber of this.subscribers) {
       const { sink, live, position } = subscriber
       const behindMs = nowMs - (sink.behindSince() ?? nowMs)
-      if (behindMs > limits.streamStallMsMax) {
+      if (behindMs > limits.streamStallMs) {
         this.drop(subscriber)
         continue
       }

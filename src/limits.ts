@@ -295,8 +295,6 @@ export const limits = {
   streamsMax: 1_000,
   /** Written to a stream and not taken by its reader; past it the stream is closed, it can resume. */
   streamUnsentBytesMax: 1024 * 1024,
-  /** A reader that takes nothing for this long has gone. */
-  streamStallMsMax: 30_000,
   /** Proxies cut what is silent for 30 to 60 s. */
   streamHeartbeatMs: 15_000,
   /** Told to readers as `retry:`; at a drain they are spread over up to twice this. */
@@ -373,8 +371,6 @@ export const limits = {
   /** Waiting for a pooled connection. */
   checkoutMsMax: 5_000,
   statementMsMax: 15_000,
-  /** Sockets that are told to reconnect on a drain are spread over this. */
-  drainMs: 20_000,
   /** Partitions are made this many months ahead. */
   partitionMonthsAhead: 3,
 } as const
