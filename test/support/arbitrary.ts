@@ -23,8 +23,8 @@ export interface Schema {
   uniqueItems?: boolean
 }
 
-/** Texts that the test knows to mean something, by the name of the member or by its format. */
-export type Known = (name: string, schema: Schema) => readonly string[] | undefined
+/** Values that the test knows to mean something, by the name of the member or by its format. */
+export type Known = (name: string, schema: Schema) => readonly unknown[] | undefined
 
 /** Texts at which programs stumble. */
 export const oddTexts: readonly string[] = [
@@ -66,8 +66,18 @@ export const garbage: fc.Arbitrary<unknown> = fc.oneof(
   fc.jsonValue(),
 )
 
-/** Values that fit, or would but for rules that no schema tells. */
+/** Values that fit, or would but for rules that no schema tells; most of them known, where any is. */
 export function fitting(schema: Schema, known: Known, name = ''): fc.Arbitrary<unknown> {
+  const any = shaped(schema, known, name)
+  const values = known(name, schema)
+  if (values === undefined || values.length === 0) return any
+  return fc.oneof(
+    { weight: 4, arbitrary: fc.constantFrom(...values) },
+    { weight: 1, arbitrary: any },
+  )
+}
+
+function shaped(schema: Schema, known: Known, name: string): fc.Arbitrary<unknown> {
   if (schema.const !== undefined) return fc.constant(schema.const)
   if (schema.enum) return fc.constantFrom(...schema.enum)
   if (schema.anyOf) return fc.oneof(...schema.anyOf.map((one) => fitting(one, known, name)))
@@ -86,7 +96,7 @@ export function fitting(schema: Schema, known: Known, name = ''): fc.Arbitrary<u
         : fc.array(item, bounds)
     }
     case 'string':
-      return aText(schema, known, name)
+      return aText(schema)
     case 'integer':
     case 'number': {
       const [min, max] = [schema.minimum ?? -1000, schema.maximum ?? 1_000_000]
@@ -119,23 +129,23 @@ function anObject(schema: Schema, known: Known): fc.Arbitrary<unknown> {
   return fc.record(Object.fromEntries(members), { requiredKeys: required })
 }
 
-function aText(schema: Schema, known: Known, name: string): fc.Arbitrary<string> {
+function aText(schema: Schema): fc.Arbitrary<string> {
   const { format, pattern, minLength = 0, maxLength = 100 } = schema
-  const texts = known(name, schema)
-  const own = texts && texts.length > 0 ? [fc.constantFrom(...texts)] : []
-  if (format === 'uuid') return fc.oneof(...own, fc.uuid())
+  if (format === 'uuid') return fc.uuid()
   if (format === 'email') return fc.emailAddress()
   if (format === 'date-time') {
     const dates = fc.date({ noInvalidDate: true, min: new Date(0), max: new Date('9999-12-31') })
     return dates.map((date) => date.toISOString())
   }
-  if (pattern !== undefined) return fc.oneof(...own, fc.stringMatching(new RegExp(pattern)))
+  if (pattern !== undefined) {
+    const longest = Math.min(maxLength, 100)
+    return fc.stringMatching(new RegExp(pattern)).map((text) => text.slice(0, longest))
+  }
   const bounds = { minLength, maxLength: Math.min(maxLength, minLength + 60) }
   return fc.oneof(
-    ...own,
-    fc.string({ unit: 'grapheme', ...bounds }),
-    fc.constantFrom(...oddTexts),
-    fc.constant('x'.repeat(Math.min(maxLength, 100_000))),
+    { weight: 5, arbitrary: fc.string({ unit: 'grapheme', ...bounds }) },
+    { weight: 2, arbitrary: fc.constantFrom(...oddTexts) },
+    { weight: 1, arbitrary: fc.constant('x'.repeat(Math.min(maxLength, 100_000))) },
   )
 }
 
