@@ -33,6 +33,8 @@ export const limits = {
   // ---- HTTP
   /** Body of a request: scripts are 256 KiB, the rest is far smaller. */
   bodyBytesMax: 1024 * 1024,
+  /** Request line and headers: a cursor and every filter of a list fit; beyond it uWebSockets.js answers 431. */
+  headerBytesMax: 16 * 1024,
   /** One string of a credential as presented; hashing longer ones would be work for free. */
   credentialBytesMax: 1024,
   /** A whole request's work, database included; beyond it the caller has given up. */

@@ -19,6 +19,7 @@ import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { isMainThread } from 'node:worker_threads'
 import type * as Uws from 'uWebSockets.js'
+import { limits } from './limits.ts'
 import { cacheFolder, privateFolder } from './private_folder.ts'
 
 /**
@@ -49,6 +50,8 @@ const require = createRequire(import.meta.url)
 export const uWS: typeof Uws = isMainThread ? load() : refuseInWorker()
 
 function load(): typeof Uws {
+  // Read by the addon once, while it is loaded; its own default is 4 KiB.
+  process.env['UWS_HTTP_MAX_HEADERS_SIZE'] = String(limits.headerBytesMax)
   try {
     // The package's own type declarations describe what its CommonJS entry exports.
     return require('uWebSockets.js') as typeof Uws

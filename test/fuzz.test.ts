@@ -154,7 +154,7 @@ function aQuery(route: Route, known: Known): fc.Arbitrary<[string, string][]> {
   const texts = (value: unknown): [string, string][] =>
     Object.entries(value ?? {})
       .filter(([name, text]) => name !== 'wait' || !(Number(text) > 0))
-      .map(([name, text]) => [name, String(text)])
+      .map(([name, text]) => [name, typeof text === 'string' ? text : JSON.stringify(text)])
   // A cursor fits one list with one set of filters: with most others it hides all that comes after it.
   const first = ([name]: [string, string]) => name !== 'cursor'
   return fc.oneof(

@@ -7,13 +7,14 @@ import { dirname, join } from 'node:path'
 import { test } from 'node:test'
 import { Worker } from 'node:worker_threads'
 import { WebSocket } from 'ws'
+import { limits } from '../src/limits.ts'
 import { fitted, fittedCopy, fittedHashes, uWS } from '../src/uws.ts'
 import { privateFolder } from '../src/private_folder.ts'
 
 const addons = dirname(createRequire(import.meta.url).resolve('uWebSockets.js'))
 const x64 = join(addons, 'uws_linux_x64_137.node')
 
-test('the addon serves HTTP and echoes over a WebSocket', async (t) => {
+test('the addon serves HTTP, takes headers up to the bound, and echoes over a WebSocket', async (t) => {
   const app = uWS
     .App()
     .get('/hello', (res) => void res.end('hello'))
@@ -27,6 +28,12 @@ test('the addon serves HTTP and echoes over a WebSocket', async (t) => {
   })
   const response = await fetch(`http://127.0.0.1:${port}/hello`)
   assert.equal(await response.text(), 'hello')
+  const sized = (bytes: number) =>
+    fetch(`http://127.0.0.1:${port}/hello?${'x'.repeat(bytes)}`).then(({ status }) => status)
+  assert.deepEqual(
+    [await sized(limits.headerBytesMax - 1024), await sized(limits.headerBytesMax)],
+    [200, 431],
+  )
 
   const socket = new WebSocket(`ws://127.0.0.1:${port}/echo`)
   t.after(() => socket.terminate())
