@@ -95,6 +95,7 @@ export function readConfig(env: Record<string, string | undefined>): Config {
 
   const databaseUrl = url('DATABASE_URL', ['postgres:', 'postgresql:'], true)
   const redisUrl = url('REDIS_URL', ['redis:', 'rediss:'], true)
+  if (redisUrl !== undefined) problems.push(...problemsOfRedis(new URL(redisUrl)))
   const smtpUrl = url('SMTP_URL', ['smtp:', 'smtps:'], true)
   if (smtpUrl !== undefined) problems.push(...problemsOfSmtp(new URL(smtpUrl)))
   const publicUrl = url('PUBLIC_API_URL', ['http:', 'https:'], false)
@@ -213,6 +214,21 @@ function problemsOfSmtp({ hostname, searchParams }: URL): string[] {
       problems.push(`SMTP_URL holds "${name}", only from and requireTLS are known`)
     else if (!/^[^\s@<>]+@[^\s@<>]+$/.test(value))
       problems.push('SMTP_URL: from is no e-mail address')
+  }
+  return problems
+}
+
+/** The client of Redis reads host, port, user, password and the number of a database, nothing else. */
+function problemsOfRedis({ hostname, username, password, pathname, search }: URL): string[] {
+  const problems = hostname === '' ? ['REDIS_URL names no host'] : []
+  if (!/^(\/\d{0,4})?$/.test(pathname)) {
+    problems.push('REDIS_URL: what follows the host is no number of a database')
+  }
+  if (search !== '') problems.push('REDIS_URL holds a query, which means nothing here')
+  try {
+    decodeURIComponent(username + password)
+  } catch {
+    problems.push('REDIS_URL: a % in user or password is to be written %25')
   }
   return problems
 }

@@ -89,6 +89,12 @@ export const limits = {
   listenRetryMsMax: 2_000,
   /** Callers counted per rate; about 150 bytes each. The longest silent is forgotten first. */
   rateKeysMax: 100_000,
+  /** Hubs tell each other this often what was taken: for so long a caller may take twice from two hubs. */
+  rateExchangeMs: 100,
+  /** Callers of one exchange: its script keeps Redis busy for about 2 ms. */
+  rateExchangeKeysMax: 500,
+  /** Callers waiting to be told of while Redis is away, about 200 bytes each; the first is forgotten first. */
+  rateTouchedKeysMax: 50_000,
   emailCharsMax: 254,
   /** An invitation to set a first password. */
   inviteHours: 72,
@@ -344,6 +350,16 @@ export const limits = {
   webhookSurveyMs: 10_000,
   /** How long the log of deliveries is kept. */
   webhookDeliveryDays: 30,
+
+  // ---- Redis
+  /** Reaching Redis, TLS included; a near one takes milliseconds. */
+  redisConnectMsMax: 2_000,
+  /** An answer; a near Redis takes under a millisecond, so one that needs longer counts as down. */
+  redisAnswerMsMax: 1_000,
+  /** With nothing to say Redis is asked this often whether it is there: readiness tells. */
+  redisPingMs: 1_000,
+  /** Longest pause before Redis is tried again, jittered so that hubs do not return together. */
+  redisRetryMsMax: 2_000,
 
   // ---- hub
   /** How long PostgreSQL may be unreachable at start. */

@@ -22,6 +22,8 @@ import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
 import { passwords } from './passwords.ts'
 import { Jobs } from './queue.ts'
+import { RateLedger } from './rate_ledger.ts'
+import { shareRates } from './rate_sharing.ts'
 import { rateLimits } from './rates.ts'
 import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
@@ -144,6 +146,20 @@ export async function run(options: RunOptions): Promise<Hub> {
     })
     stops.push(() => jobs.close())
 
+    const { redisUrl } = config
+    const ledger = redisUrl === undefined ? undefined : new RateLedger()
+    const sharing =
+      redisUrl !== undefined && ledger
+        ? shareRates({
+            url: redisUrl,
+            key: derivedKey(config.jwtSecret, 'rates'),
+            ledger,
+            log,
+            metrics,
+          })
+        : undefined
+    if (sharing) stops.push(() => sharing.close())
+
     let draining = false
     const ctx: Context = {
       config,
@@ -163,7 +179,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       passwords: hasher,
       dataKeys,
       identities: people,
-      rates: rateLimits(config.rates),
+      rates: rateLimits(config.rates, undefined, ledger),
       abuse,
       audit,
       mailer: mail,
@@ -173,7 +189,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       webhookKeys,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
       publicOrigin: config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`,
-      checks: () => readiness(db, shards, jobs),
+      checks: () => readiness(db, shards, jobs, sharing?.state() ?? 'off'),
       draining: () => draining,
     }
     observeFront(ctx)
@@ -259,7 +275,7 @@ function hostOf(config: Config): string {
   return config.host.includes(':') ? `[${config.host}]` : config.host
 }
 
-async function readiness(db: Database, shards: Shards, jobs: Jobs) {
+async function readiness(db: Database, shards: Shards, jobs: Jobs, redis: 'ok' | 'down' | 'off') {
   const database = await db.query('select 1 as one').then(
     () => 'ok',
     () => 'PostgreSQL does not answer',
@@ -270,7 +286,7 @@ async function readiness(db: Database, shards: Shards, jobs: Jobs) {
     migrations: 'ok',
     shards: shards.healthy() ? 'ok' : 'a shard is behind',
     jobs: jobs.healthy() ? 'ok' : 'the jobs thread does not answer',
-    redis: 'off',
+    redis,
   }
 }
 

@@ -140,6 +140,16 @@ export function createMetrics(version: string) {
       name: 'muster_node_lease_losses_total',
       help: 'Times this hub could not renew its lease in time and was taken for dead.',
     }),
+    redisUp: gauge({
+      name: 'muster_redis_up',
+      help: 'Whether Redis answers, by what it is used for; absent without REDIS_URL.',
+      labelNames: ['use'],
+    }),
+    rateExchanges: counter({
+      name: 'muster_rate_exchanges_total',
+      help: 'Batches in which rates were shared through Redis, by outcome: done or lost.',
+      labelNames: ['outcome'],
+    }),
     swept: counter({
       name: 'muster_swept_rows_total',
       help: 'Rows the sweeps of this hub handled, by sweep.',

@@ -1,6 +1,6 @@
 // How often a caller may ask. Every rate is a token bucket in the GCRA form: one number per caller, the
-// time at which its bucket is full again. Each hub decides from its own memory and never waits; sharing
-// between hubs can merge those numbers afterwards, as the latest time wins.
+// time at which its bucket is full again. Each hub decides from its own memory and never waits; where hubs
+// share their rates, the ledger notes what was taken and the numbers are corrected afterwards.
 //
 // Why not rate-limiter-flexible: it makes a promise per call and a timer per key, and a rate with a
 // burst takes two limiters; here a check is a map look-up and no await on the way of every request.
@@ -8,6 +8,7 @@ import { networkOf } from './address.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
 import type { Rates } from './limits.ts'
+import type { RateLedger, SharedBucket } from './rate_ledger.ts'
 
 /** `RateLimit-Limit`, `-Remaining` and `-Reset` of the rate that is nearest to its end; {} when off. */
 export type RateHeaders = Record<string, string>
@@ -33,15 +34,24 @@ export interface RateLimits {
 
 const minute = 60_000
 
-/** Rates in this process's memory; a rate of 0 is off. `now` is in milliseconds and never runs back. */
-export function rateLimits(rates: Rates, now: () => number = () => performance.now()): RateLimits {
-  const api = new Bucket(rates.API, minute, rates.API_BURST, now)
-  const refresh = new Bucket(rates.REFRESH, minute, rates.REFRESH, now)
-  const connect = new Bucket(rates.CONNECT, minute, rates.CONNECT, now)
-  const enroll = new Bucket(rates.ENROLL, minute, rates.ENROLL, now)
-  const enrollFailures = new Bucket(rates.ENROLL_FAILURES, minute, rates.ENROLL_FAILURES, now)
-  const login = new Bucket(rates.LOGIN, 5 * minute, rates.LOGIN, now)
-  const loginIp = new Bucket(rates.LOGIN_IP, 5 * minute, rates.LOGIN_IP, now)
+/**
+ * Rates in this process's memory; a rate of 0 is off. `now` is in milliseconds and never runs back; the
+ * ledger, where there is one, has the same.
+ */
+export function rateLimits(
+  rates: Rates,
+  now: () => number = () => performance.now(),
+  ledger?: RateLedger,
+): RateLimits {
+  const bucket = (name: keyof Rates, periodMs: number, burst = rates[name]) =>
+    new Bucket({ name, rate: rates[name], periodMs, burst, now, ledger })
+  const api = bucket('API', minute, rates.API_BURST)
+  const refresh = bucket('REFRESH', minute)
+  const connect = bucket('CONNECT', minute)
+  const enroll = bucket('ENROLL', minute)
+  const enrollFailures = bucket('ENROLL_FAILURES', minute)
+  const login = bucket('LOGIN', 5 * minute)
+  const loginIp = bucket('LOGIN_IP', 5 * minute)
   const person = (ip: string, email: string) => `${networkOf(ip)} ${email.toLowerCase()}`
   return {
     api: (userId) => admitted([api.take(userId)]),
@@ -69,29 +79,45 @@ interface Standing {
   retryMs: number
 }
 
+interface BucketOptions {
+  name: string
+  rate: number
+  periodMs: number
+  burst: number
+  now: () => number
+  ledger: RateLedger | undefined
+}
+
 /** One rate: `rate` calls per `periodMs` sustained, `burst` of them at once. */
-class Bucket {
+class Bucket implements SharedBucket {
+  readonly name: string
+  readonly windowMs: number
   private readonly off: boolean
   private readonly intervalMs: number
   private readonly burst: number
   private readonly now: () => number
+  private readonly ledger: RateLedger | undefined
   /** Key → when its bucket is full again; who was silent for longest comes first. */
   private readonly fullAt = new Map<string, number>()
 
-  constructor(rate: number, periodMs: number, burst: number, now: () => number) {
+  constructor({ name, rate, periodMs, burst, now, ledger }: BucketOptions) {
+    this.name = name
     this.off = rate === 0
     this.intervalMs = periodMs / rate
     this.burst = Math.max(1, burst)
+    this.windowMs = this.intervalMs * this.burst
     this.now = now
+    this.ledger = ledger
   }
 
   /** Counts one call when it is allowed. Undefined when the rate is off. */
   take(key: string): Standing | undefined {
     if (this.off) return undefined
     const now = this.now()
-    const fullAt = this.fullAt.get(key) ?? 0
+    const fullAt = this.fullAtOf(key)
     const taken = takeOne(fullAt, now, this.intervalMs, this.burst)
-    if (taken !== undefined) this.remember(key, taken)
+    if (taken !== undefined) this.setFullAt(key, taken)
+    this.ledger?.touch(this, key, taken === undefined ? 0 : this.intervalMs)
     return this.standing(taken !== undefined, taken ?? fullAt, now)
   }
 
@@ -99,17 +125,25 @@ class Bucket {
   peek(key: string): Standing | undefined {
     if (this.off) return undefined
     const now = this.now()
-    const fullAt = this.fullAt.get(key) ?? 0
+    const fullAt = this.fullAtOf(key)
     const allowed = takeOne(fullAt, now, this.intervalMs, this.burst) !== undefined
+    this.ledger?.touch(this, key, 0)
     return this.standing(allowed, fullAt, now)
   }
 
   clear(key: string): void {
+    if (this.off) return
     this.fullAt.delete(key)
+    this.ledger?.clear(this, key)
   }
 
-  private remember(key: string, fullAt: number): void {
+  fullAtOf(key: string): number {
+    return this.fullAt.get(key) ?? 0
+  }
+
+  setFullAt(key: string, fullAt: number): void {
     this.fullAt.delete(key)
+    if (fullAt === 0) return
     this.fullAt.set(key, fullAt)
     if (this.fullAt.size <= limits.rateKeysMax) return
     const [silent] = this.fullAt.keys()

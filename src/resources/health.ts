@@ -21,7 +21,7 @@ const Readiness = Type.Object({
       migrations: check('`ok` or why not.'),
       shards: check('`ok` or why not.'),
       jobs: check('`ok` or why not.'),
-      redis: check('`ok`, `off`, or why the hub is degraded without it.'),
+      redis: check('`ok`, `off`, or `down`: then each hub limits rates by itself.'),
     },
     { description: 'Each part: `ok`, `off` where it is not used, or what is wrong with it.' },
   ),

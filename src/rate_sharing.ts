@@ -1,0 +1,206 @@
+// Shares what callers took between hubs, through Redis: the only file that knows it. No request waits for
+// it. Redis holds nothing that can't be lost: where it is down or was emptied, each hub goes on with what
+// it knows, and tells it again.
+import { createHmac } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { createClient } from '@redis/client'
+import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+import type { Due, RateLedger } from './rate_ledger.ts'
+
+export interface RateSharing {
+  state(): 'ok' | 'down'
+  close(): Promise<void>
+}
+
+export interface RateSharingOptions {
+  /** `redis://` or `rediss://`; it may hold a password and is never logged. */
+  url: string
+  /** Hashes callers, so that Redis holds no e-mail and no address; the same on every hub. */
+  key: Buffer
+  ledger: RateLedger
+  log: Logger
+  metrics: Metrics
+}
+
+/**
+ * For each caller: adds what a hub took to what all took, and answers in how many µs it is full again.
+ * What is stored is when, by the clock of Redis, and never further away than an empty bucket needs: hubs
+ * that each let the last one through must lock nobody out for longer. What lies further away was written
+ * before that clock was set back, and counts as forgotten. A caller who was forgiven stays known, as full:
+ * else the next hub would tell what it knew from before.
+ */
+const script = `
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local answer = {}
+for i, key in ipairs(KEYS) do
+  local cleared = ARGV[4 * i - 3] == '1'
+  local taken = tonumber(ARGV[4 * i - 2])
+  local ahead = tonumber(ARGV[4 * i - 1])
+  local window = tonumber(ARGV[4 * i])
+  local stored = tonumber(redis.call('GET', key) or '')
+  if stored and stored > now + window + 1 then stored = nil end
+  local full
+  if cleared then full = now
+  elseif stored then full = math.max(stored, now)
+  else full = now + ahead end
+  full = math.min(full + taken, now + window)
+  if cleared then
+    redis.call('SET', key, string.format('%.3f', full), 'PX', math.ceil(window))
+  elseif full > now and (taken > 0 or not stored) then
+    local left = math.max(math.ceil(full - now), redis.call('PTTL', key))
+    redis.call('SET', key, string.format('%.3f', full), 'PX', math.min(left, math.ceil(window)))
+  end
+  answer[i] = math.floor((full - now) * 1000)
+end
+return answer
+`
+
+/** Starts sharing; resolves never, fails never: while Redis is away it keeps trying. */
+export function shareRates(options: RateSharingOptions): RateSharing {
+  const { ledger, log, metrics } = options
+  const stop = new AbortController()
+  let state: 'starting' | 'ok' | 'down' = 'starting'
+  let failures = 0
+  const running = keepSharing()
+  metrics.onScrape(() => {
+    metrics.redisUp.set({ use: 'rates' }, state === 'ok' ? 1 : 0)
+    metrics.queued.set({ queue: 'rates', thread: 'front' }, ledger.size)
+  })
+  return {
+    state: () => (state === 'ok' ? 'ok' : 'down'),
+    async close() {
+      stop.abort()
+      await running
+    },
+  }
+
+  async function keepSharing(): Promise<void> {
+    while (!stop.signal.aborted) {
+      await share().catch(lose)
+      const pauseMs = Math.min(limits.redisRetryMsMax, 50 * 2 ** failures++) * Math.random()
+      await sleep(pauseMs, undefined, { signal: stop.signal }).catch(() => {})
+    }
+  }
+
+  /** Says so once per outage: a Redis that is away for a day is one line, not one for every try. */
+  function lose(error: unknown): void {
+    if (!stop.signal.aborted && state !== 'down') {
+      log.warn({ err: error }, 'Redis is down; this hub limits rates by itself')
+    }
+    state = 'down'
+  }
+
+  /** One connection, until it fails. */
+  async function share(): Promise<void> {
+    const redis = connectionTo(options.url)
+    try {
+      await redis.open(stop.signal)
+      for (;;) {
+        await redis.ping()
+        if (state !== 'ok') log.info('Redis answers; rates are shared')
+        state = 'ok'
+        failures = 0
+        const pingAtMs = performance.now() + limits.redisPingMs
+        while (performance.now() < pingAtMs) {
+          if (ledger.size > 0) await exchange(redis)
+          // After an outage the next batch follows at once.
+          if (ledger.size < limits.rateExchangeKeysMax) {
+            await sleep(limits.rateExchangeMs, undefined, { signal: stop.signal })
+          }
+        }
+      }
+    } finally {
+      redis.close()
+    }
+  }
+
+  /** A batch without an answer may have been counted, so it isn't repeated: nobody is charged twice. */
+  async function exchange(redis: Connection): Promise<void> {
+    const batch = ledger.next()
+    try {
+      const keys = batch.dues.map(({ name }) => keyOf(options.key, name))
+      batch.settle(await redis.evaluate(keys, batch.dues.flatMap(argumentsOf)))
+      metrics.rateExchanges.inc({ outcome: 'done' })
+      metrics.batch.observe({ statement: 'rates_to_redis' }, batch.dues.length)
+    } catch (error) {
+      metrics.rateExchanges.inc({ outcome: 'lost' })
+      throw error
+    }
+  }
+}
+
+/** Where a caller stands in Redis: 128 bits that only hubs with the same secret can make. */
+function keyOf(key: Buffer, name: string): string {
+  const digest = createHmac('sha256', key).update(name).digest()
+  return `muster:rate:${digest.subarray(0, 16).toString('base64url')}`
+}
+
+function argumentsOf({ cleared, takenMs, aheadMs, windowMs }: Due): string[] {
+  return [cleared ? '1' : '0', takenMs.toFixed(3), aheadMs.toFixed(3), windowMs.toFixed(3)]
+}
+
+type Connection = ReturnType<typeof connectionTo>
+
+/**
+ * A connection that is used once: whatever goes wrong or takes too long ends it. The client's own way back
+ * is off, because it waits without end for a server that accepts and says nothing.
+ */
+function connectionTo(url: string) {
+  const client = createClient({
+    url,
+    // What servers of any age speak, without a handshake that permissions could refuse.
+    RESP: 2,
+    disableClientInfo: true,
+    disableOfflineQueue: true,
+    maintNotifications: 'disabled',
+    socket: { reconnectStrategy: false, connectTimeout: limits.redisConnectMsMax },
+  })
+  const broken = Promise.withResolvers<never>()
+  // Nobody may be waiting when it breaks; the next who asks is told.
+  broken.promise.catch(() => {})
+  client.on('error', (error) => broken.reject(error))
+
+  async function within<T>(ms: number, what: Promise<T>): Promise<T> {
+    const late = setTimeout(() => broken.reject(new Error(`no answer within ${ms} ms`)), ms)
+    try {
+      return await Promise.race([what, broken.promise])
+    } finally {
+      clearTimeout(late)
+    }
+  }
+
+  return {
+    async open(signal: AbortSignal): Promise<void> {
+      const abort = () => broken.reject(new Error('sharing ends'))
+      signal.addEventListener('abort', abort, { once: true })
+      signal.throwIfAborted()
+      try {
+        await within(limits.redisConnectMsMax, client.connect())
+      } finally {
+        signal.removeEventListener('abort', abort)
+      }
+    },
+    async ping(): Promise<void> {
+      const answer: unknown = await within(limits.redisAnswerMsMax, client.ping())
+      if (answer !== 'PONG') throw new Error('what answers is no Redis')
+    },
+    /** Runs the script; it is sent each time, because Redis may forget it at any time. */
+    async evaluate(keys: string[], args: string[]): Promise<number[]> {
+      const running = client.eval(script, { keys, arguments: args })
+      const answer: unknown = await within(limits.redisAnswerMsMax, running)
+      if (!Array.isArray(answer) || answer.length !== keys.length) {
+        throw new Error('Redis answered something else')
+      }
+      return answer.map((us: unknown) => {
+        if (typeof us === 'number' && us >= 0) return us / 1000
+        throw new Error('Redis answered something else')
+      })
+    },
+    close(): void {
+      client.destroy()
+    },
+  }
+}
