@@ -1,5 +1,5 @@
 // One pino logger for the process. Owns what may never be printed; knows nothing of requests.
-import { pino, type Logger } from 'pino'
+import { pino, type DestinationStream, type Logger, type LoggerOptions } from 'pino'
 
 export type { Logger }
 
@@ -19,9 +19,12 @@ const secretMembers = [
   'connectionString',
 ]
 
-/** Makes the logger; `name` tells threads apart. Level is one of pino's, or `silent`. */
-export function createLog(level: string, name: string): Logger {
-  return pino({
+/**
+ * Makes the logger; `name` tells threads apart. Level is one of pino's, or `silent`. It writes to the
+ * standard output where no other destination is given.
+ */
+export function createLog(level: string, name: string, destination?: DestinationStream): Logger {
+  const options: LoggerOptions = {
     level,
     base: { name },
     timestamp: pino.stdTimeFunctions.isoTime,
@@ -30,7 +33,8 @@ export function createLog(level: string, name: string): Logger {
       censor: '[secret]',
     },
     serializers: { err: describeError, error: describeError },
-  })
+  }
+  return destination ? pino(options, destination) : pino(options)
 }
 
 /** An error as one flat object; a connection string in a message never gets through. */

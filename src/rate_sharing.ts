@@ -64,10 +64,11 @@ export function shareRates(options: RateSharingOptions): RateSharing {
   const stop = new AbortController()
   let state: 'starting' | 'ok' | 'down' = 'starting'
   let failures = 0
+  let inFlight = 0
   const running = keepSharing()
   metrics.onScrape(() => {
     metrics.redisUp.set({ use: 'rates' }, state === 'ok' ? 1 : 0)
-    metrics.queued.set({ queue: 'rates', thread: 'front' }, ledger.size)
+    metrics.queued.set({ queue: 'rates', thread: 'front' }, ledger.size + inFlight)
   })
   return {
     state: () => (state === 'ok' ? 'ok' : 'down'),
@@ -120,6 +121,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
   /** A batch without an answer may have been counted, so it isn't repeated: nobody is charged twice. */
   async function exchange(redis: Connection): Promise<void> {
     const batch = ledger.next()
+    inFlight = batch.dues.length
     try {
       const keys = batch.dues.map(({ name }) => keyOf(options.key, name))
       batch.settle(await redis.evaluate(keys, batch.dues.flatMap(argumentsOf)))
@@ -128,6 +130,8 @@ export function shareRates(options: RateSharingOptions): RateSharing {
     } catch (error) {
       metrics.rateExchanges.inc({ outcome: 'lost' })
       throw error
+    } finally {
+      inFlight = 0
     }
   }
 }

@@ -1,0 +1,406 @@
+// Hubs that share their rates through Redis: a real one, which is emptied, stopped, killed and replaced by
+// things that are none.
+import assert from 'node:assert/strict'
+import { execFileSync } from 'node:child_process'
+import { once } from 'node:events'
+import { appendFileSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { createServer, type AddressInfo, type Socket } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { after, before, describe, test } from 'node:test'
+import { ConfigError, readConfig } from '../src/config.ts'
+import { limits, rateDefaults } from '../src/limits.ts'
+import { createLog, type Logger } from '../src/log.ts'
+import { createMetrics } from '../src/metrics.ts'
+import { RateLedger } from '../src/rate_ledger.ts'
+import { shareRates } from '../src/rate_sharing.ts'
+import { rateLimits } from '../src/rates.ts'
+import { admin, metricsToken, startHub, type TestHub } from './support/hub.ts'
+import { freePort, HubProcess } from './support/hub_process.ts'
+import { createDatabase } from './support/postgres.ts'
+import { startRedis, withoutRedis, type TestRedis } from './support/redis.ts'
+import { until } from './support/until.ts'
+
+const burst = 20
+// One call a minute comes back: nothing does while a test counts.
+const rates = { LIMIT_API: '1', LIMIT_API_BURST: String(burst), LIMIT_LOGIN: '5' }
+
+/** Waits until all that was touched on this hub so far was told, and the answer taken over. */
+async function exchanged(hub: TestHub): Promise<void> {
+  await until('an exchange', async () => {
+    const { text } = await hub.get('{origin}/metrics', { token: metricsToken })
+    return text.includes('\nmuster_queue_depth{queue="rates",thread="front"} 0\n')
+  })
+}
+
+/** One call of the API; what remains afterwards, or undefined when it was refused. */
+async function remaining(hub: TestHub): Promise<number | undefined> {
+  const { status, headers } = await hub.get('/auth/me')
+  assert.ok(status === 200 || status === 429, String(status))
+  return status === 429 ? undefined : Number(headers.get('ratelimit-remaining'))
+}
+
+/** Calls, and waits until other hubs can know of it. */
+async function spend(hub: TestHub, calls: number): Promise<number | undefined> {
+  let left: number | undefined
+  for (let n = 0; n < calls; n++) left = await remaining(hub)
+  await exchanged(hub)
+  return left
+}
+
+const readiness = (hub: TestHub) => hub.get('{origin}/health/ready', { token: undefined })
+
+async function untilRedis(hub: TestHub, word: 'ok' | 'down'): Promise<void> {
+  await until(`Redis to be ${word}`, async () => {
+    const { status, body } = await readiness(hub)
+    assert.equal(status, 200)
+    assert.equal(body.status, body.checks.redis === 'ok' ? 'ok' : 'degraded')
+    return body.checks.redis === word
+  })
+}
+
+describe('two hubs with one Redis', { skip: withoutRedis }, () => {
+  let redis: TestRedis
+  let one: TestHub
+  let two: TestHub
+
+  before(async () => {
+    redis = await startRedis()
+    one = await startHub({ ...rates, REDIS_URL: redis.url })
+    two = await startHub({ ...rates, REDIS_URL: redis.url, DATABASE_URL: one.database.url })
+    await untilRedis(one, 'ok')
+    await untilRedis(two, 'ok')
+  })
+  after(async () => {
+    await two?.close()
+    await one?.close()
+    await redis?.close()
+  })
+
+  test('count the calls of a user together, to the call', async () => {
+    await spend(one, 5)
+    await spend(two, 1)
+    assert.equal(await remaining(two), burst - 7)
+    await exchanged(two)
+    await spend(one, 1)
+    assert.equal(await remaining(one), burst - 9)
+  })
+
+  test('refuse together what both would have allowed', async () => {
+    let allowed = 9
+    const call = async (hub: TestHub) => {
+      if ((await remaining(hub)) !== undefined) allowed++
+      await exchanged(hub)
+    }
+    for (let n = 0; n < burst; n++) await call(n % 2 === 0 ? one : two)
+    assert.equal(await remaining(one), undefined)
+    assert.equal(await remaining(two), undefined)
+    // Each hub decides before it hears: one call of the other may be too many.
+    assert.ok(allowed >= burst && allowed <= burst + 1, `${allowed} were allowed`)
+  })
+
+  test('leave neither an address nor an e-mail in Redis, and nothing for ever', async () => {
+    await login(one, 'wrong')
+    await exchanged(one)
+    const keys = (await redis.command('KEYS', '*')) as string[]
+    assert.ok(keys.length >= 2, keys.join())
+    for (const key of keys) {
+      assert.match(key, /^muster:rate:[\w-]{22}$/)
+      assert.match(String(await redis.command('GET', key)), /^\d+\.\d+$/)
+      const leftMs = Number(await redis.command('PTTL', key))
+      assert.ok(leftMs > 0 && leftMs <= burst * 60_000, `${key} expires in ${leftMs} ms`)
+    }
+  })
+
+  const login = async (hub: TestHub, password: string, email = admin.email) => {
+    const answer = await hub.post('/auth/login', { email, password }, { token: undefined })
+    return { status: answer.status, left: answer.headers.get('ratelimit-remaining') }
+  }
+
+  test('stop guesses at one hub that began at the other', async () => {
+    const email = 'guessed@example.org'
+    for (let n = 0; n < 5; n++) assert.equal((await login(one, 'wrong', email)).status, 401)
+    await exchanged(one)
+    assert.equal((await login(one, 'wrong', email)).status, 429)
+    // What the other hub has never heard of it lets try once, and asks.
+    await login(two, 'wrong', email)
+    await exchanged(two)
+    assert.equal((await login(two, 'wrong', email)).status, 429)
+  })
+
+  test('forget the failures of a person together when the password was right', async () => {
+    for (let n = 0; n < 2; n++) await login(one, 'wrong')
+    await exchanged(one)
+    assert.equal((await login(two, admin.password)).status, 200)
+    await exchanged(two)
+    await login(one, 'wrong')
+    await exchanged(one)
+    assert.deepEqual(await login(one, 'wrong'), { status: 401, left: '3' })
+    await exchanged(one)
+  })
+
+  test('go on counting where they were when Redis was emptied', async () => {
+    assert.equal(await redis.command('FLUSHALL'), 'OK')
+    assert.equal(await remaining(one), undefined)
+    await exchanged(one)
+    assert.equal(await remaining(two), undefined)
+    await exchanged(two)
+    assert.equal(await remaining(two), undefined)
+    assert.equal((await login(one, 'wrong')).left, '2')
+  })
+
+  test('lock nobody out when the clock of Redis is set back', async () => {
+    const keys = (await redis.command('KEYS', '*')) as string[]
+    const later = String(Date.now() + 365 * 86_400_000)
+    for (const key of keys) await redis.command('SET', key, later, 'PX', '60000')
+    await login(two, 'wrong')
+    await exchanged(two)
+    assert.notEqual((await login(two, 'wrong')).status, 429)
+  })
+})
+
+describe('a Redis that goes away', { skip: withoutRedis }, () => {
+  let redis: TestRedis
+  let one: TestHub
+  let two: TestHub
+
+  before(async () => {
+    redis = await startRedis({ password: 'a pass/word:@%' })
+    one = await startHub({ ...rates, REDIS_URL: redis.url })
+    two = await startHub({ ...rates, REDIS_URL: redis.url, DATABASE_URL: one.database.url })
+    await untilRedis(one, 'ok')
+    await untilRedis(two, 'ok')
+  })
+  after(async () => {
+    await two?.close()
+    await one?.close()
+    await redis?.close()
+  })
+
+  /** Calls without a pause until Redis counts as down; none may take as long as Redis is waited for. */
+  async function callUntilDown(hub: TestHub): Promise<void> {
+    await until('Redis to be down', async () => {
+      const startedMs = performance.now()
+      assert.equal((await hub.get('/auth/me')).headers.get('ratelimit-limit'), String(burst))
+      const tookMs = performance.now() - startedMs
+      assert.ok(tookMs < limits.redisAnswerMsMax, `a request took ${tookMs} ms`)
+      return (await readiness(hub)).body.checks.redis === 'down'
+    })
+  }
+
+  test('stopped: no request waits, ready is degraded, and all is shared when it goes on', async () => {
+    redis.signal('SIGSTOP')
+    await callUntilDown(one)
+    await untilRedis(two, 'down')
+    // The burst is spent by now, at this hub alone.
+    await until('the burst to be spent', async () => (await remaining(one)) === undefined)
+    redis.signal('SIGCONT')
+    await untilRedis(one, 'ok')
+    await untilRedis(two, 'ok')
+    await exchanged(one)
+    // What the other hub has never heard of it lets through once, and asks.
+    assert.equal(await remaining(two), burst - 1)
+    await exchanged(two)
+    assert.equal(await remaining(two), undefined)
+  })
+
+  test('killed: degraded until it is back by itself, which is told what hubs know', async () => {
+    await redis.kill()
+    await callUntilDown(one)
+    await untilRedis(two, 'down')
+    await redis.start()
+    await untilRedis(one, 'ok')
+    assert.equal(await remaining(one), undefined)
+    await until('the empty Redis to be told', async () => {
+      return Number(await redis.command('DBSIZE')) > 0
+    })
+  })
+})
+
+describe('what is no Redis, or not ours', () => {
+  const password = 'not the right one'
+
+  test('is down, and the hub limits by itself', async () => {
+    const talk: [string, (socket: Socket) => void][] = [
+      ['says nothing', () => {}],
+      ['hangs up', (socket) => socket.destroy()],
+      ['talks another language', (socket) => socket.write('HTTP/1.1 400 Bad Request\r\n\r\n<p>')],
+      [
+        'answers with anything',
+        (socket) => socket.on('data', () => socket.write('+OK\r\n:-1\r\n')),
+      ],
+      ['never ends', (socket) => socket.write(`$${2 ** 30}\r\n${'x'.repeat(100_000)}`)],
+    ]
+    const hub = await startHub({ ...rates, REDIS_URL: `redis://:${password}@127.0.0.1:1` })
+    try {
+      await untilRedis(hub, 'down')
+      assert.equal(await remaining(hub), burst - 1)
+    } finally {
+      await hub.close()
+    }
+    for (const [what, say] of talk) {
+      const server = await listenWith(say)
+      const log = collectingLog()
+      const { ledger, limiter, sharing } = share(server.url, log)
+      try {
+        await until(`${what}: to be noticed`, () => log.lines.length > 0)
+        assert.equal(sharing.state(), 'down', what)
+        for (let n = 0; n < 5; n++) limiter.loginFailed('192.0.2.1', 'ann@example.org')
+        assert.throws(() => limiter.login('192.0.2.1', 'ann@example.org'), what)
+        assert.equal(ledger.size, 2, what)
+      } finally {
+        await sharing.close()
+        await server.close()
+      }
+      assert.equal(log.lines.length, 1, `${what}: ${log.lines.join()}`)
+    }
+  })
+
+  test(
+    'refuses a wrong password, which nobody reads in the log',
+    { skip: withoutRedis },
+    async () => {
+      const redis = await startRedis({ password: 'the right one' })
+      const log = collectingLog()
+      const { sharing } = share(
+        `redis://:${encodeURIComponent(password)}@localhost:${redis.port}`,
+        log,
+      )
+      try {
+        await until('the refusal', () => log.lines.length > 0)
+        assert.match(log.lines.join(), /WRONGPASS/)
+        assert.doesNotMatch(log.lines.join(), /not( |%20)the/)
+        // The password is set right: it comes back by itself.
+        const set = ['CONFIG', 'SET', 'requirepass', password]
+        assert.equal(await redis.command(...set), 'OK')
+        await until('the connection', () => sharing.state() === 'ok')
+      } finally {
+        await sharing.close()
+        await redis.close()
+      }
+    },
+  )
+
+  test(
+    'speaks TLS with a certificate that is vouched for, or not at all',
+    { skip: withoutRedis },
+    async () => {
+      const folder = mkdtempSync(join(tmpdir(), 'muster-redis-tls-'))
+      const file = join(folder, 'redis.pem')
+      const subject = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost']
+      const kind = [
+        '-newkey',
+        'ec',
+        '-pkeyopt',
+        'ec_paramgen_curve:prime256v1',
+        '-nodes',
+        '-days',
+        '1',
+      ]
+      execFileSync(
+        'openssl',
+        ['req', '-x509', ...kind, ...subject, '-keyout', file, '-out', `${file}.crt`],
+        { stdio: 'ignore' },
+      )
+      appendFileSync(file, readFileSync(`${file}.crt`))
+      const redis = await startRedis({ tls: file })
+      const database = await createDatabase()
+      const env = {
+        DATABASE_URL: database.url,
+        DATA_DIR: folder,
+        REDIS_URL: redis.url,
+        LOG_LEVEL: 'info',
+      }
+      const trusting = new HubProcess(await freePort(), { ...env, NODE_EXTRA_CA_CERTS: file })
+      const log = collectingLog()
+      const { sharing } = share(redis.url, log)
+      try {
+        await until('the refusal', () => log.lines.length > 0)
+        assert.match(log.lines.join(), /self-signed certificate/)
+        assert.equal(sharing.state(), 'down')
+        await trusting.start()
+        await until('Redis over TLS', async () => {
+          const answer = await fetch(`${trusting.origin}/health/ready`)
+          return ((await answer.json()) as { status: string }).status === 'ok'
+        })
+      } finally {
+        await sharing.close()
+        await trusting.kill('SIGTERM')
+        await redis.close()
+        await database.drop()
+        rmSync(folder, { recursive: true, force: true })
+      }
+    },
+  )
+
+  /** Rates shared through `url`, without a hub around them. */
+  function share(url: string, log: CollectingLog) {
+    const ledger = new RateLedger()
+    const limiter = rateLimits(rateDefaults, undefined, ledger)
+    const key = Buffer.from('a key of a test')
+    const sharing = shareRates({ url, key, ledger, log: log.log, metrics: createMetrics('0.0.0') })
+    return { ledger, limiter, sharing }
+  }
+})
+
+test('an address of Redis that can not be used is named at the start, without its password', () => {
+  const problemOf = (url: string) => {
+    try {
+      readConfig({ REDIS_URL: url, JWT_SECRET: 'x'.repeat(32), AGENT_ENROLLMENT_SECRET: 'x' })
+    } catch (error) {
+      return error instanceof ConfigError ? error.message : String(error)
+    }
+    return ''
+  }
+  for (const url of [
+    'http://localhost',
+    'localhost:6379',
+    'redis:6379',
+    'redis://',
+    'redis://:hidden@/0',
+    'redis://:hidden@localhost/name',
+    'redis://:hidden@localhost/0?x=1',
+    'redis://:hidden%@localhost',
+    'unix:/run/redis.sock',
+  ]) {
+    assert.match(problemOf(url), /REDIS_URL/, url)
+    assert.doesNotMatch(problemOf(url), /hidden/, url)
+  }
+  for (const url of [
+    'redis://localhost',
+    'rediss://user:p%40ss@redis.example:6380/3',
+    'redis://[::1]/',
+  ]) {
+    assert.equal(problemOf(url), '', url)
+  }
+})
+
+interface CollectingLog {
+  log: Logger
+  lines: string[]
+}
+
+/** A logger of ours whose warnings are kept. */
+function collectingLog(): CollectingLog {
+  const lines: string[] = []
+  const log = createLog('warn', 'test', { write: (line) => void lines.push(line) })
+  return { log, lines }
+}
+
+async function listenWith(say: (socket: Socket) => void) {
+  const sockets = new Set<Socket>()
+  const server = createServer((socket) => {
+    sockets.add(socket)
+    socket.on('error', () => {})
+    say(socket)
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  return {
+    url: `redis://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    async close() {
+      for (const socket of sockets) socket.destroy()
+      server.close()
+      await once(server, 'close')
+    },
+  }
+}
