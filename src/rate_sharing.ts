@@ -96,9 +96,9 @@ export function shareRates(options: RateSharingOptions): RateSharing {
 
   /** One connection, until it fails. */
   async function share(): Promise<void> {
-    const redis = connectionTo(options.url)
+    const redis = connectionTo(options.url, stop.signal)
     try {
-      await redis.open(stop.signal)
+      await redis.open()
       for (;;) {
         await redis.ping()
         if (state !== 'ok') log.info('Redis answers; rates are shared')
@@ -152,7 +152,7 @@ type Connection = ReturnType<typeof connectionTo>
  * A connection that is used once: whatever goes wrong or takes too long ends it. The client's own way back
  * is off, because it waits without end for a server that accepts and says nothing.
  */
-function connectionTo(url: string) {
+function connectionTo(url: string, signal: AbortSignal) {
   const client = createClient({
     url,
     // What servers of any age speak, without a handshake that permissions could refuse.
@@ -166,6 +166,8 @@ function connectionTo(url: string) {
   // Nobody may be waiting when it breaks; the next who asks is told.
   broken.promise.catch(() => {})
   client.on('error', (error) => broken.reject(error))
+  const abort = () => broken.reject(new Error('sharing ends'))
+  signal.addEventListener('abort', abort, { once: true })
 
   async function within<T>(ms: number, what: Promise<T>): Promise<T> {
     const late = setTimeout(() => broken.reject(new Error(`no answer within ${ms} ms`)), ms)
@@ -177,15 +179,8 @@ function connectionTo(url: string) {
   }
 
   return {
-    async open(signal: AbortSignal): Promise<void> {
-      const abort = () => broken.reject(new Error('sharing ends'))
-      signal.addEventListener('abort', abort, { once: true })
-      signal.throwIfAborted()
-      try {
-        await within(limits.redisConnectMsMax, client.connect())
-      } finally {
-        signal.removeEventListener('abort', abort)
-      }
+    async open(): Promise<void> {
+      await within(limits.redisConnectMsMax, client.connect())
     },
     async ping(): Promise<void> {
       const answer: unknown = await within(limits.redisAnswerMsMax, client.ping())
@@ -204,6 +199,7 @@ function connectionTo(url: string) {
       })
     },
     close(): void {
+      signal.removeEventListener('abort', abort)
       client.destroy()
     },
   }

@@ -149,6 +149,17 @@ describe('two hubs with one Redis', { skip: withoutRedis }, () => {
     assert.equal((await login(one, 'wrong')).left, '2')
   })
 
+  test('tell of many callers in batches, one after the other', async () => {
+    const callers = 3 * limits.rateExchangeKeysMax + 1
+    for (let n = 0; n < callers; n++) one.hub.ctx.rates.refresh(`user ${n}`)
+    await exchanged(one)
+    assert.ok(Number(await redis.command('DBSIZE')) >= callers)
+    const last = `user ${callers - 1}`
+    two.hub.ctx.rates.refresh(last)
+    await exchanged(two)
+    assert.equal(two.hub.ctx.rates.refresh(last)['RateLimit-Remaining'], '7')
+  })
+
   test('lock nobody out when the clock of Redis is set back', async () => {
     const keys = (await redis.command('KEYS', '*')) as string[]
     const later = String(Date.now() + 365 * 86_400_000)

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import * as fc from 'fast-check'
 import { AppError } from '../src/errors.ts'
-import { rateDefaults } from '../src/limits.ts'
+import { limits, rateDefaults } from '../src/limits.ts'
+import { RateLedger } from '../src/rate_ledger.ts'
 import { rateLimits, takeOne, type RateHeaders } from '../src/rates.ts'
 
 const ip = '192.0.2.7'
@@ -129,6 +130,60 @@ test('refresh and connect count per user and per device', () => {
     count(() => rates.connect('d')),
     6,
   )
+})
+
+/** Limits with a ledger, on a clock that the test moves. */
+function shared() {
+  const clock = { ms: 1_000_000 }
+  const ledger = new RateLedger(() => clock.ms)
+  return { clock, ledger, rates: rateLimits(rateDefaults, () => clock.ms, ledger) }
+}
+
+test('what others took is adopted, with what was taken here meanwhile on top', () => {
+  const { clock, ledger, rates } = shared()
+  rates.api('u')
+  const batch = ledger.next()
+  assert.deepEqual(batch.dues, [
+    { name: 'API u', cleared: false, takenMs: 100, aheadMs: 0, windowMs: 12_000 },
+  ])
+  assert.equal(ledger.size, 0)
+  rates.api('u')
+  clock.ms += 50
+  batch.settle([3_000])
+  // 30 were taken at the time of asking, one since; half of one came back.
+  assert.equal(rates.api('u')['RateLimit-Remaining'], String(120 - 32))
+  const [due] = ledger.next().dues
+  assert.deepEqual([due?.takenMs, due?.aheadMs], [200, 2_950])
+})
+
+test('an answer from before is void for who was forgiven meanwhile', () => {
+  const { ledger, rates } = shared()
+  for (let n = 0; n < 5; n++) rates.loginFailed(ip, email)
+  const batch = ledger.next()
+  rates.loginSucceeded(ip, email)
+  batch.settle(batch.dues.map(({ windowMs }) => windowMs))
+  rates.login('192.0.2.8', email)
+  assert.equal(ledger.next().dues.find(({ name }) => name.startsWith('LOGIN '))?.cleared, true)
+  assert.equal(refusalOf(() => rates.login(ip, email)).headers?.['RateLimit-Limit'], '20')
+})
+
+test('after an hour without an exchange nobody is charged for that hour at once', () => {
+  const { clock, ledger, rates } = shared()
+  for (let second = 0; second < 3600; second++) {
+    rates.api('u')
+    clock.ms += 1000
+  }
+  const [due] = ledger.next().dues
+  assert.deepEqual([due?.takenMs, due?.aheadMs], [0, 0])
+})
+
+test('the ledger is bounded, and tells of the longest waiting first', () => {
+  const { ledger, rates } = shared()
+  for (let n = 0; n <= limits.rateTouchedKeysMax; n++) rates.refresh(`u${n}`)
+  assert.equal(ledger.size, limits.rateTouchedKeysMax)
+  const { dues } = ledger.next()
+  assert.equal(dues.length, limits.rateExchangeKeysMax)
+  assert.equal(dues[0]?.name, 'REFRESH u1')
 })
 
 test('no sequence of calls gets more than the burst and what the time gave back', () => {
