@@ -91,8 +91,8 @@ export const limits = {
   rateKeysMax: 100_000,
   /** Hubs tell each other this often what was taken: for so long a caller may take twice from two hubs. */
   rateExchangeMs: 100,
-  /** Callers of one exchange: its script keeps Redis busy for about 2 ms. */
-  rateExchangeKeysMax: 500,
+  /** Callers of one exchange: about 1 ms of Redis and as much of the front. */
+  rateExchangeKeysMax: 200,
   /** Callers waiting to be told of while Redis is away, about 200 bytes each; the first is forgotten first. */
   rateTouchedKeysMax: 50_000,
   emailCharsMax: 254,

@@ -1,7 +1,7 @@
 // Shares what callers took between hubs, through Redis: the only file that knows it. No request waits for
 // it. Redis holds nothing that can't be lost: where it is down or was emptied, each hub goes on with what
 // it knows, and tells it again.
-import { createHmac } from 'node:crypto'
+import { hash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { createClient } from '@redis/client'
 import { limits } from './limits.ts'
@@ -25,15 +25,15 @@ export interface RateSharingOptions {
 }
 
 /**
- * For each caller: adds what a hub took to what all took, and answers in how many µs it is full again.
+ * For each caller: adds what a hub took to what all took, and answers when it is full again.
  * What is stored is when, by the clock of Redis, and never further away than an empty bucket needs: hubs
  * that each let the last one through must lock nobody out for longer. What lies further away was written
  * before that clock was set back, and counts as forgotten. A caller who was forgiven stays known, as full:
- * else the next hub would tell what it knew from before.
+ * else the next hub would tell what it knew from before. All times are in µs.
  */
 const script = `
 local time = redis.call('TIME')
-local now = time[1] * 1000 + time[2] / 1000
+local now = time[1] * 1000000 + time[2]
 local answer = {}
 for i, key in ipairs(KEYS) do
   local cleared = ARGV[4 * i - 3] == '1'
@@ -41,19 +41,16 @@ for i, key in ipairs(KEYS) do
   local ahead = tonumber(ARGV[4 * i - 1])
   local window = tonumber(ARGV[4 * i])
   local stored = tonumber(redis.call('GET', key) or '')
-  if stored and stored > now + window + 1 then stored = nil end
+  if stored and stored > now + window then stored = nil end
   local full
   if cleared then full = now
   elseif stored then full = math.max(stored, now)
   else full = now + ahead end
   full = math.min(full + taken, now + window)
-  if cleared then
-    redis.call('SET', key, string.format('%.3f', full), 'PX', math.ceil(window))
-  elseif full > now and (taken > 0 or not stored) then
-    local left = math.max(math.ceil(full - now), redis.call('PTTL', key))
-    redis.call('SET', key, string.format('%.3f', full), 'PX', math.min(left, math.ceil(window)))
+  if cleared or (full > now and (taken > 0 or not stored)) then
+    redis.call('SET', key, string.format('%.0f', full), 'PX', math.ceil(window / 1000))
   end
-  answer[i] = math.floor((full - now) * 1000)
+  answer[i] = full - now
 end
 return answer
 `
@@ -61,6 +58,7 @@ return answer
 /** Starts sharing; resolves never, fails never: while Redis is away it keeps trying. */
 export function shareRates(options: RateSharingOptions): RateSharing {
   const { ledger, log, metrics } = options
+  const key = options.key.toString('base64url')
   const stop = new AbortController()
   let state: 'starting' | 'ok' | 'down' = 'starting'
   let failures = 0
@@ -123,7 +121,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
     const batch = ledger.next()
     inFlight = batch.dues.length
     try {
-      const keys = batch.dues.map(({ name }) => keyOf(options.key, name))
+      const keys = batch.dues.map(({ name }) => keyOf(key, name))
       batch.settle(await redis.evaluate(keys, batch.dues.flatMap(argumentsOf)))
       metrics.rateExchanges.inc({ outcome: 'done' })
       metrics.batch.observe({ statement: 'rates_to_redis' }, batch.dues.length)
@@ -137,13 +135,13 @@ export function shareRates(options: RateSharingOptions): RateSharing {
 }
 
 /** Where a caller stands in Redis: 128 bits that only hubs with the same secret can make. */
-function keyOf(key: Buffer, name: string): string {
-  const digest = createHmac('sha256', key).update(name).digest()
-  return `muster:rate:${digest.subarray(0, 16).toString('base64url')}`
+function keyOf(key: string, name: string): string {
+  return `muster:rate:${hash('sha256', `${key} ${name}`, 'base64url').slice(0, 22)}`
 }
 
 function argumentsOf({ cleared, takenMs, aheadMs, windowMs }: Due): string[] {
-  return [cleared ? '1' : '0', takenMs.toFixed(3), aheadMs.toFixed(3), windowMs.toFixed(3)]
+  const us = (ms: number) => String(Math.round(ms * 1000))
+  return [cleared ? '1' : '0', us(takenMs), us(aheadMs), us(windowMs)]
 }
 
 type Connection = ReturnType<typeof connectionTo>
