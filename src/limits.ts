@@ -357,7 +357,7 @@ export const limits = {
   /** An answer; a near Redis takes under a millisecond, so one that needs longer counts as down. */
   redisAnswerMsMax: 1_000,
   /** With nothing to say Redis is asked this often whether it is there: readiness tells. */
-  redisPingMs: 1_000,
+  redisProbeMs: 1_000,
   /** Longest pause before Redis is tried again, jittered so that hubs do not return together. */
   redisRetryMsMax: 2_000,
 

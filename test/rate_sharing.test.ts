@@ -292,6 +292,24 @@ describe('what is no Redis, or not ours', () => {
     },
   )
 
+  test('takes no writes: down until it does', { skip: withoutRedis }, async () => {
+    const redis = await startRedis()
+    const log = collectingLog()
+    const { sharing } = share(redis.url, log)
+    try {
+      await until('the connection', () => sharing.state() === 'ok')
+      await redis.command('REPLICAOF', '127.0.0.1', '1')
+      await until('the refusal', () => sharing.state() === 'down')
+      assert.match(log.lines.join(), /READONLY/)
+      await redis.command('REPLICAOF', 'NO', 'ONE')
+      await until('the connection', () => sharing.state() === 'ok')
+      assert.equal(log.lines.length, 1)
+    } finally {
+      await sharing.close()
+      await redis.close()
+    }
+  })
+
   test(
     'speaks TLS with a certificate that is vouched for, or not at all',
     { skip: withoutRedis },
