@@ -22,7 +22,7 @@ import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
 import { passwords } from './passwords.ts'
 import { Jobs } from './queue.ts'
-import { RateLedger } from './rate_ledger.ts'
+import { RateTally } from './rate_tally.ts'
 import { shareRates } from './rate_sharing.ts'
 import { rateLimits } from './rates.ts'
 import { routes } from './resources/index.ts'
@@ -147,13 +147,13 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => jobs.close())
 
     const { redisUrl } = config
-    const ledger = redisUrl === undefined ? undefined : new RateLedger()
+    const tally = redisUrl === undefined ? undefined : new RateTally()
     const sharing =
-      redisUrl !== undefined && ledger
+      redisUrl !== undefined && tally
         ? shareRates({
             url: redisUrl,
             key: derivedKey(config.jwtSecret, 'rates'),
-            ledger,
+            tally,
             log,
             metrics,
           })
@@ -179,7 +179,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       passwords: hasher,
       dataKeys,
       identities: people,
-      rates: rateLimits(config.rates, undefined, ledger),
+      rates: rateLimits(config.rates, undefined, tally),
       abuse,
       audit,
       mailer: mail,

@@ -7,7 +7,7 @@ import { createClient } from '@redis/client'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-import type { Due, RateLedger } from './rate_ledger.ts'
+import type { Due, RateTally } from './rate_tally.ts'
 
 export interface RateSharing {
   state(): 'ok' | 'down'
@@ -19,7 +19,7 @@ export interface RateSharingOptions {
   url: string
   /** Hashes callers, so that Redis holds no e-mail and no address; the same on every hub. */
   key: Buffer
-  ledger: RateLedger
+  tally: RateTally
   log: Logger
   metrics: Metrics
 }
@@ -57,7 +57,7 @@ return answer
 
 /** Starts sharing; resolves never, fails never: while Redis is away it keeps trying. */
 export function shareRates(options: RateSharingOptions): RateSharing {
-  const { ledger, log, metrics } = options
+  const { tally, log, metrics } = options
   const key = options.key.toString('base64url')
   const probe = keyOf(key, 'PROBE')
   const stop = new AbortController()
@@ -67,7 +67,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
   const running = keepSharing()
   metrics.onScrape(() => {
     metrics.redisUp.set({ use: 'rates' }, state === 'ok' ? 1 : 0)
-    metrics.queued.set({ queue: 'rates', thread: 'front' }, ledger.size + inFlight)
+    metrics.queued.set({ queue: 'rates', thread: 'front' }, tally.size + inFlight)
   })
   return {
     state: () => (state === 'ok' ? 'ok' : 'down'),
@@ -105,9 +105,9 @@ export function shareRates(options: RateSharingOptions): RateSharing {
         failures = 0
         const probeAtMs = performance.now() + limits.redisProbeMs
         while (performance.now() < probeAtMs) {
-          if (ledger.size > 0) await exchange(redis)
+          if (tally.size > 0) await exchange(redis)
           // After an outage the next batch follows at once.
-          if (ledger.size < limits.rateExchangeKeysMax) {
+          if (tally.size < limits.rateExchangeKeysMax) {
             await sleep(limits.rateExchangeMs, undefined, { signal: stop.signal })
           }
         }
@@ -119,7 +119,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
 
   /** A batch without an answer may have been counted, so it isn't repeated: nobody is charged twice. */
   async function exchange(redis: Connection): Promise<void> {
-    const batch = ledger.next()
+    const batch = tally.next()
     inFlight = batch.dues.length
     try {
       const keys = batch.dues.map(({ name }) => keyOf(key, name))

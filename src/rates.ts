@@ -1,6 +1,6 @@
 // How often a caller may ask. Every rate is a token bucket in the GCRA form: one number per caller, the
 // time at which its bucket is full again. Each hub decides from its own memory and never waits; where hubs
-// share their rates, the ledger notes what was taken and the numbers are corrected afterwards.
+// share their rates, the tally notes what was taken and the numbers are corrected afterwards.
 //
 // Why not rate-limiter-flexible: it makes a promise per call and a timer per key, and a rate with a
 // burst takes two limiters; here a check is a map look-up and no await on the way of every request.
@@ -8,7 +8,7 @@ import { networkOf } from './address.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
 import type { Rates } from './limits.ts'
-import type { RateLedger, SharedBucket } from './rate_ledger.ts'
+import type { RateTally, SharedBucket } from './rate_tally.ts'
 
 /** `RateLimit-Limit`, `-Remaining` and `-Reset` of the rate that is nearest to its end; {} when off. */
 export type RateHeaders = Record<string, string>
@@ -36,15 +36,15 @@ const minute = 60_000
 
 /**
  * Rates in this process's memory; a rate of 0 is off. `now` is in milliseconds and never runs back; the
- * ledger, where there is one, has the same.
+ * tally, where there is one, has the same.
  */
 export function rateLimits(
   rates: Rates,
   now: () => number = () => performance.now(),
-  ledger?: RateLedger,
+  tally?: RateTally,
 ): RateLimits {
   const bucket = (name: keyof Rates, periodMs: number, burst = rates[name]) =>
-    new Bucket({ name, rate: rates[name], periodMs, burst, now, ledger })
+    new Bucket({ name, rate: rates[name], periodMs, burst, now, tally })
   const api = bucket('API', minute, rates.API_BURST)
   const refresh = bucket('REFRESH', minute)
   const connect = bucket('CONNECT', minute)
@@ -85,7 +85,7 @@ interface BucketOptions {
   periodMs: number
   burst: number
   now: () => number
-  ledger: RateLedger | undefined
+  tally: RateTally | undefined
 }
 
 /** One rate: `rate` calls per `periodMs` sustained, `burst` of them at once. */
@@ -96,18 +96,18 @@ class Bucket implements SharedBucket {
   private readonly intervalMs: number
   private readonly burst: number
   private readonly now: () => number
-  private readonly ledger: RateLedger | undefined
+  private readonly tally: RateTally | undefined
   /** Key → when its bucket is full again; who was silent for longest comes first. */
   private readonly fullAt = new Map<string, number>()
 
-  constructor({ name, rate, periodMs, burst, now, ledger }: BucketOptions) {
+  constructor({ name, rate, periodMs, burst, now, tally }: BucketOptions) {
     this.name = name
     this.off = rate === 0
     this.intervalMs = periodMs / rate
     this.burst = Math.max(1, burst)
     this.windowMs = this.intervalMs * this.burst
     this.now = now
-    this.ledger = ledger
+    this.tally = tally
   }
 
   /** Counts one call when it is allowed. Undefined when the rate is off. */
@@ -117,7 +117,7 @@ class Bucket implements SharedBucket {
     const fullAt = this.fullAtOf(key)
     const taken = takeOne(fullAt, now, this.intervalMs, this.burst)
     if (taken !== undefined) this.setFullAt(key, taken)
-    this.ledger?.touch(this, key, taken === undefined ? 0 : this.intervalMs)
+    this.tally?.touch(this, key, taken === undefined ? 0 : this.intervalMs)
     return this.standing(taken !== undefined, taken ?? fullAt, now)
   }
 
@@ -127,14 +127,14 @@ class Bucket implements SharedBucket {
     const now = this.now()
     const fullAt = this.fullAtOf(key)
     const allowed = takeOne(fullAt, now, this.intervalMs, this.burst) !== undefined
-    this.ledger?.touch(this, key, 0)
+    this.tally?.touch(this, key, 0)
     return this.standing(allowed, fullAt, now)
   }
 
   clear(key: string): void {
     if (this.off) return
     this.fullAt.delete(key)
-    this.ledger?.clear(this, key)
+    this.tally?.clear(this, key)
   }
 
   fullAtOf(key: string): number {

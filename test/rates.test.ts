@@ -3,7 +3,7 @@ import { test } from 'node:test'
 import * as fc from 'fast-check'
 import { AppError } from '../src/errors.ts'
 import { limits, rateDefaults } from '../src/limits.ts'
-import { RateLedger } from '../src/rate_ledger.ts'
+import { RateTally } from '../src/rate_tally.ts'
 import { rateLimits, takeOne, type RateHeaders } from '../src/rates.ts'
 
 const ip = '192.0.2.7'
@@ -132,56 +132,56 @@ test('refresh and connect count per user and per device', () => {
   )
 })
 
-/** Limits with a ledger, on a clock that the test moves. */
+/** Limits with a tally, on a clock that the test moves. */
 function shared() {
   const clock = { ms: 1_000_000 }
-  const ledger = new RateLedger(() => clock.ms)
-  return { clock, ledger, rates: rateLimits(rateDefaults, () => clock.ms, ledger) }
+  const tally = new RateTally(() => clock.ms)
+  return { clock, tally, rates: rateLimits(rateDefaults, () => clock.ms, tally) }
 }
 
 test('what others took is adopted, with what was taken here meanwhile on top', () => {
-  const { clock, ledger, rates } = shared()
+  const { clock, tally, rates } = shared()
   rates.api('u')
-  const batch = ledger.next()
+  const batch = tally.next()
   assert.deepEqual(batch.dues, [
     { name: 'API u', cleared: false, takenMs: 100, aheadMs: 0, windowMs: 12_000 },
   ])
-  assert.equal(ledger.size, 0)
+  assert.equal(tally.size, 0)
   rates.api('u')
   clock.ms += 50
   batch.settle([3_000])
   // 30 were taken at the time of asking, one since; half of one came back.
   assert.equal(rates.api('u')['RateLimit-Remaining'], String(120 - 32))
-  const [due] = ledger.next().dues
+  const [due] = tally.next().dues
   assert.deepEqual([due?.takenMs, due?.aheadMs], [200, 2_950])
 })
 
 test('an answer from before is void for who was forgiven meanwhile', () => {
-  const { ledger, rates } = shared()
+  const { tally, rates } = shared()
   for (let n = 0; n < 5; n++) rates.loginFailed(ip, email)
-  const batch = ledger.next()
+  const batch = tally.next()
   rates.loginSucceeded(ip, email)
   batch.settle(batch.dues.map(({ windowMs }) => windowMs))
   rates.login('192.0.2.8', email)
-  assert.equal(ledger.next().dues.find(({ name }) => name.startsWith('LOGIN '))?.cleared, true)
+  assert.equal(tally.next().dues.find(({ name }) => name.startsWith('LOGIN '))?.cleared, true)
   assert.equal(refusalOf(() => rates.login(ip, email)).headers?.['RateLimit-Limit'], '20')
 })
 
 test('after an hour without an exchange nobody is charged for that hour at once', () => {
-  const { clock, ledger, rates } = shared()
+  const { clock, tally, rates } = shared()
   for (let second = 0; second < 3600; second++) {
     rates.api('u')
     clock.ms += 1000
   }
-  const [due] = ledger.next().dues
+  const [due] = tally.next().dues
   assert.deepEqual([due?.takenMs, due?.aheadMs], [0, 0])
 })
 
-test('the ledger is bounded, and tells of the longest waiting first', () => {
-  const { ledger, rates } = shared()
+test('the tally is bounded, and tells of the longest waiting first', () => {
+  const { tally, rates } = shared()
   for (let n = 0; n <= limits.rateTouchedKeysMax; n++) rates.refresh(`u${n}`)
-  assert.equal(ledger.size, limits.rateTouchedKeysMax)
-  const { dues } = ledger.next()
+  assert.equal(tally.size, limits.rateTouchedKeysMax)
+  const { dues } = tally.next()
   assert.equal(dues.length, limits.rateExchangeKeysMax)
   assert.equal(dues[0]?.name, 'REFRESH u1')
 })

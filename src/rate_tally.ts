@@ -42,7 +42,7 @@ export interface Batch {
   settle(aheadMs: readonly number[]): void
 }
 
-export class RateLedger {
+export class RateTally {
   private readonly now: () => number
   /** In the order in which they were first touched. */
   private touched = new Map<string, Touched>()
@@ -68,7 +68,7 @@ export class RateLedger {
     entry.takenMs = 0
   }
 
-  /** Takes the callers that wait longest out of the ledger. */
+  /** Takes the callers that wait longest out of the tally. */
   next(): Batch {
     const sentAt = this.now()
     const entries: Touched[] = []

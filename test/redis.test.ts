@@ -1,0 +1,232 @@
+// What may stand at REDIS_URL instead of a Redis that works: each is noticed, told once, and in nobody's way.
+import assert from 'node:assert/strict'
+import { execFileSync } from 'node:child_process'
+import { once } from 'node:events'
+import { appendFileSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { createServer, type AddressInfo, type Socket } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { describe, test } from 'node:test'
+import { ConfigError, readConfig } from '../src/config.ts'
+import { rateDefaults } from '../src/limits.ts'
+import { createLog, type Logger } from '../src/log.ts'
+import { createMetrics } from '../src/metrics.ts'
+import { RateTally } from '../src/rate_tally.ts'
+import { shareRates } from '../src/rate_sharing.ts'
+import { rateLimits } from '../src/rates.ts'
+import { startHub } from './support/hub.ts'
+import { freePort, HubProcess } from './support/hub_process.ts'
+import { createDatabase } from './support/postgres.ts'
+import { startRedis, withoutRedis } from './support/redis.ts'
+import { until } from './support/until.ts'
+
+describe('what is no Redis, or not ours', () => {
+  const password = 'not the right one'
+
+  test('is nothing: the hub is ready but degraded', async () => {
+    const hub = await startHub({ LIMIT_API: '1', REDIS_URL: `redis://:${password}@127.0.0.1:1` })
+    try {
+      const { status, body } = await hub.get('{origin}/health/ready', { token: undefined })
+      assert.deepEqual([status, body.status, body.checks.redis], [200, 'degraded', 'down'])
+      const { headers } = await hub.get('/auth/me')
+      assert.equal(headers.get('ratelimit-remaining'), '119')
+    } finally {
+      await hub.close()
+    }
+  })
+
+  test('is something else: down, and rates are limited all the same', async () => {
+    const talk: [string, (socket: Socket) => void][] = [
+      ['says nothing', () => {}],
+      ['hangs up', (socket) => socket.destroy()],
+      ['talks another language', (socket) => socket.write('HTTP/1.1 400 Bad Request\r\n\r\n<p>')],
+      [
+        'answers with anything',
+        (socket) => socket.on('data', () => socket.write('+OK\r\n:-1\r\n')),
+      ],
+      ['never ends', (socket) => socket.write(`$${2 ** 30}\r\n${'x'.repeat(100_000)}`)],
+    ]
+    for (const [what, say] of talk) {
+      const server = await listenWith(say)
+      const log = collectingLog()
+      const { tally, limiter, sharing } = share(server.url, log)
+      try {
+        await until(`${what}: to be noticed`, () => log.lines.length > 0)
+        assert.equal(sharing.state(), 'down', what)
+        for (let n = 0; n < 5; n++) limiter.loginFailed('192.0.2.1', 'ann@example.org')
+        assert.throws(() => limiter.login('192.0.2.1', 'ann@example.org'), what)
+        assert.equal(tally.size, 2, what)
+      } finally {
+        await sharing.close()
+        await server.close()
+      }
+      assert.equal(log.lines.length, 1, `${what}: ${log.lines.join()}`)
+    }
+  })
+
+  test(
+    'refuses a wrong password, which nobody reads in the log',
+    { skip: withoutRedis },
+    async () => {
+      const redis = await startRedis({ password: 'the right one' })
+      const log = collectingLog()
+      const { sharing } = share(
+        `redis://:${encodeURIComponent(password)}@localhost:${redis.port}`,
+        log,
+      )
+      try {
+        await until('the refusal', () => log.lines.length > 0)
+        assert.match(log.lines.join(), /WRONGPASS/)
+        assert.doesNotMatch(log.lines.join(), /not( |%20)the/)
+        // The password is set right: it comes back by itself.
+        const set = ['CONFIG', 'SET', 'requirepass', password]
+        assert.equal(await redis.command(...set), 'OK')
+        await until('the connection', () => sharing.state() === 'ok')
+      } finally {
+        await sharing.close()
+        await redis.close()
+      }
+    },
+  )
+
+  test('takes no writes: down until it does', { skip: withoutRedis }, async () => {
+    const redis = await startRedis()
+    const log = collectingLog()
+    const { sharing } = share(redis.url, log)
+    try {
+      await until('the connection', () => sharing.state() === 'ok')
+      await redis.command('REPLICAOF', '127.0.0.1', '1')
+      await until('the refusal', () => sharing.state() === 'down')
+      assert.match(log.lines.join(), /READONLY/)
+      await redis.command('REPLICAOF', 'NO', 'ONE')
+      await until('the connection', () => sharing.state() === 'ok')
+      assert.equal(log.lines.length, 1)
+    } finally {
+      await sharing.close()
+      await redis.close()
+    }
+  })
+
+  test(
+    'speaks TLS with a certificate that is vouched for, or not at all',
+    { skip: withoutRedis },
+    async () => {
+      const folder = mkdtempSync(join(tmpdir(), 'muster-redis-tls-'))
+      const file = join(folder, 'redis.pem')
+      const subject = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost']
+      const kind = [
+        '-newkey',
+        'ec',
+        '-pkeyopt',
+        'ec_paramgen_curve:prime256v1',
+        '-nodes',
+        '-days',
+        '1',
+      ]
+      execFileSync(
+        'openssl',
+        ['req', '-x509', ...kind, ...subject, '-keyout', file, '-out', `${file}.crt`],
+        { stdio: 'ignore' },
+      )
+      appendFileSync(file, readFileSync(`${file}.crt`))
+      const redis = await startRedis({ tls: file })
+      const database = await createDatabase()
+      const env = {
+        DATABASE_URL: database.url,
+        DATA_DIR: folder,
+        REDIS_URL: redis.url,
+        LOG_LEVEL: 'info',
+      }
+      const trusting = new HubProcess(await freePort(), { ...env, NODE_EXTRA_CA_CERTS: file })
+      const log = collectingLog()
+      const { sharing } = share(redis.url, log)
+      try {
+        await until('the refusal', () => log.lines.length > 0)
+        assert.match(log.lines.join(), /self-signed certificate/)
+        assert.equal(sharing.state(), 'down')
+        await trusting.start()
+        await until('Redis over TLS', async () => {
+          const answer = await fetch(`${trusting.origin}/health/ready`)
+          return ((await answer.json()) as { status: string }).status === 'ok'
+        })
+      } finally {
+        await sharing.close()
+        await trusting.kill('SIGTERM')
+        await redis.close()
+        await database.drop()
+        rmSync(folder, { recursive: true, force: true })
+      }
+    },
+  )
+
+  /** Rates shared through `url`, without a hub around them. */
+  function share(url: string, log: CollectingLog) {
+    const tally = new RateTally()
+    const limiter = rateLimits(rateDefaults, undefined, tally)
+    const key = Buffer.from('a key of a test')
+    const sharing = shareRates({ url, key, tally, log: log.log, metrics: createMetrics('0.0.0') })
+    return { tally, limiter, sharing }
+  }
+})
+
+test('an address of Redis that can not be used is named at the start, without its password', () => {
+  const problemOf = (url: string) => {
+    try {
+      readConfig({ REDIS_URL: url, JWT_SECRET: 'x'.repeat(32), AGENT_ENROLLMENT_SECRET: 'x' })
+    } catch (error) {
+      return error instanceof ConfigError ? error.message : String(error)
+    }
+    return ''
+  }
+  for (const url of [
+    'http://localhost',
+    'localhost:6379',
+    'redis:6379',
+    'redis://',
+    'redis://:hidden@/0',
+    'redis://:hidden@localhost/name',
+    'redis://:hidden@localhost/0?x=1',
+    'redis://:hidden%@localhost',
+    'unix:/run/redis.sock',
+  ]) {
+    assert.match(problemOf(url), /REDIS_URL/, url)
+    assert.doesNotMatch(problemOf(url), /hidden/, url)
+  }
+  for (const url of [
+    'redis://localhost',
+    'rediss://user:p%40ss@redis.example:6380/3',
+    'redis://[::1]/',
+  ]) {
+    assert.equal(problemOf(url), '', url)
+  }
+})
+
+interface CollectingLog {
+  log: Logger
+  lines: string[]
+}
+
+/** A logger of ours whose warnings are kept. */
+function collectingLog(): CollectingLog {
+  const lines: string[] = []
+  const log = createLog('warn', 'test', { write: (line) => void lines.push(line) })
+  return { log, lines }
+}
+
+async function listenWith(say: (socket: Socket) => void) {
+  const sockets = new Set<Socket>()
+  const server = createServer((socket) => {
+    sockets.add(socket)
+    socket.on('error', () => {})
+    say(socket)
+  }).listen(0, '127.0.0.1')
+  await once(server, 'listening')
+  return {
+    url: `redis://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    async close() {
+      for (const socket of sockets) socket.destroy()
+      server.close()
+      await once(server, 'close')
+    },
+  }
+}
