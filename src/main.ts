@@ -22,7 +22,6 @@ import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
 import { passwords } from './passwords.ts'
 import { Jobs } from './queue.ts'
-import { RateTally } from './rate_tally.ts'
 import { shareRates } from './rate_sharing.ts'
 import { rateLimits } from './rates.ts'
 import { routes } from './resources/index.ts'
@@ -146,18 +145,10 @@ export async function run(options: RunOptions): Promise<Hub> {
     })
     stops.push(() => jobs.close())
 
-    const { redisUrl } = config
-    const tally = redisUrl === undefined ? undefined : new RateTally()
-    const sharing =
-      redisUrl !== undefined && tally
-        ? shareRates({
-            url: redisUrl,
-            key: derivedKey(config.jwtSecret, 'rates'),
-            tally,
-            log,
-            metrics,
-          })
-        : undefined
+    const rateKey = derivedKey(config.jwtSecret, 'rates')
+    const sharing = config.redisUrl
+      ? shareRates({ url: config.redisUrl, key: rateKey, log, metrics })
+      : undefined
     if (sharing) stops.push(() => sharing.close())
 
     let draining = false
@@ -179,7 +170,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       passwords: hasher,
       dataKeys,
       identities: people,
-      rates: rateLimits(config.rates, undefined, tally),
+      rates: rateLimits(config.rates, undefined, sharing?.tally),
       abuse,
       audit,
       mailer: mail,

@@ -7,9 +7,11 @@ import { createClient } from '@redis/client'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-import type { Due, RateTally } from './rate_tally.ts'
+import { RateTally, type Due } from './rate_tally.ts'
 
 export interface RateSharing {
+  /** Where rates note what is to be shared. */
+  readonly tally: RateTally
   state(): 'ok' | 'down'
   close(): Promise<void>
 }
@@ -19,7 +21,6 @@ export interface RateSharingOptions {
   url: string
   /** Hashes callers, so that Redis holds no e-mail and no address; the same on every hub. */
   key: Buffer
-  tally: RateTally
   log: Logger
   metrics: Metrics
 }
@@ -57,7 +58,8 @@ return answer
 
 /** Starts sharing; resolves never, fails never: while Redis is away it keeps trying. */
 export function shareRates(options: RateSharingOptions): RateSharing {
-  const { tally, log, metrics } = options
+  const { log, metrics } = options
+  const tally = new RateTally()
   const key = options.key.toString('base64url')
   const probe = keyOf(key, 'PROBE')
   const stop = new AbortController()
@@ -70,6 +72,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
     metrics.queued.set({ queue: 'rates', thread: 'front' }, tally.size + inFlight)
   })
   return {
+    tally,
     state: () => (state === 'ok' ? 'ok' : 'down'),
     async close() {
       stop.abort()

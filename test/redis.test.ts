@@ -11,7 +11,6 @@ import { ConfigError, readConfig } from '../src/config.ts'
 import { rateDefaults } from '../src/limits.ts'
 import { createLog, type Logger } from '../src/log.ts'
 import { createMetrics } from '../src/metrics.ts'
-import { RateTally } from '../src/rate_tally.ts'
 import { shareRates } from '../src/rate_sharing.ts'
 import { rateLimits } from '../src/rates.ts'
 import { startHub } from './support/hub.ts'
@@ -161,11 +160,10 @@ describe('what is no Redis, or not ours', () => {
 
   /** Rates shared through `url`, without a hub around them. */
   function share(url: string, log: CollectingLog) {
-    const tally = new RateTally()
-    const limiter = rateLimits(rateDefaults, undefined, tally)
     const key = Buffer.from('a key of a test')
-    const sharing = shareRates({ url, key, tally, log: log.log, metrics: createMetrics('0.0.0') })
-    return { tally, limiter, sharing }
+    const sharing = shareRates({ url, key, log: log.log, metrics: createMetrics('0.0.0') })
+    const limiter = rateLimits(rateDefaults, undefined, sharing.tally)
+    return { tally: sharing.tally, limiter, sharing }
   }
 })
 
