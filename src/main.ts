@@ -74,7 +74,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       stops.push(() => db.close())
       return db
     }
-    const db = pool('operators', limits.poolOperators)
+    const db = pool('operators', limits.poolOperators, 'planEach')
     const commandDb = pool('commands', limits.poolCommands, 'planOnce')
     const connectDb = pool('connect', limits.poolConnect, 'planOnce')
     const auditDb = pool('audit', limits.poolAudit, 'planEach')

@@ -11,6 +11,7 @@ import { insertEvents } from '../events.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
 import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
+import { pageOfIds, type DeviceFilters } from './device_pages.ts'
 
 const nullable = <T extends ReturnType<typeof Type.String>>(type: T) =>
   Type.Union([type, Type.Null()])
@@ -119,51 +120,25 @@ export async function findDevice(
   return row.item
 }
 
-interface Filters {
-  status?: string
-  siteId?: string
-  orgId?: string
-  os?: string
-  tag?: string
-  q?: string
-  sort?: string
-}
-
-function conditions(scope: Scope, filters: Filters): Where {
-  const where = withinScope(new Where(), scope)
-  if (filters.status !== undefined) {
-    where.and('p.status = ?', filters.status)
-    if (scope.orgId !== null) where.and('p.org_id = ?', scope.orgId)
-  }
-  if (filters.orgId !== undefined) where.and('d.org_id = ?', filters.orgId)
-  if (filters.siteId !== undefined) where.and('d.site_id = ?', filters.siteId)
-  if (filters.os !== undefined) where.and('d.os = ?', filters.os)
-  if (filters.tag !== undefined) where.and('d.tags @> array[?]::text[]', filters.tag)
-  if (filters.q !== undefined) {
-    const prefix = `${filters.q.toLowerCase().replace(/[\\%_]/g, '\\$&')}%`
-    where.and('(lower(d.hostname) like ? or lower(d.display_name) like ?)', prefix, prefix)
-  }
-  return where
-}
-
 async function listDevices(
   ctx: Context,
   scope: Scope,
-  query: Filters & { limit?: number; cursor?: string },
+  query: DeviceFilters & { limit?: number; cursor?: string },
 ) {
   const { limit: _limit, cursor: _cursor, ...filters } = query
   const page = pager(ctx.cursorKey, ['devices', filters, scope.orgId, scope.siteIds], query)
-  const where = conditions(scope, filters)
   const byName = filters.sort === 'hostname'
-  if (page.after && byName) where.and('(lower(d.hostname), d.id) > (?, ?::uuid)', ...page.after)
-  else if (page.after) where.and('d.id < ?::uuid', ...page.after)
-  const order = byName ? 'lower(d.hostname), d.id' : 'd.id desc'
-  const keys = byName ? 'array[lower(t.hostname), t.id::text]' : 'array[t.id::text]'
+  const { text, values } = pageOfIds(scope, filters, page)
+  const order = byName ? 'name, id' : 'id desc'
+  const keys = byName ? 'array[t.name, t.id::text]' : 'array[t.id::text]'
+  // The page is found first: what is joined to it is read for its rows alone.
   const rows = await ctx.db.query<PageRow>(
-    `select row_to_json(t)::text as item, ${keys} as keys from (
-      select ${columns} from devices d join device_presence p on p.device_id = d.id
-      ${where.text()} order by ${order} limit ${where.value(page.limit + 1)}) t`,
-    where.values,
+    `with page as materialized (${text})
+    select (select row_to_json(r)::text from (
+        select ${columns} from devices d join device_presence p on p.device_id = d.id
+        where d.id = t.id) r) as item, ${keys} as keys
+    from page t order by ${order}`,
+    values,
   )
   return page.envelope(rows)
 }

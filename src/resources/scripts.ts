@@ -299,6 +299,7 @@ function listScripts(
   if (orgId !== undefined) where.and('s.org_id = ?', orgId)
   if (page.after) where.and('s.id < ?::uuid', page.after[0])
   const limit = where.value(page.limit + 1)
+  // A limit in the lateral: joined, the versions of every script would be read for one page.
   // Each in the order of its index: an organization's own and the platform's lie apart in it.
   const part = (condition: string) => `(
     select s.id, s.version from scripts s ${where.text()} ${condition}
@@ -312,7 +313,9 @@ function listScripts(
       select i.id, v.content_bytes,
         sum(v.content_bytes) over (order by i.id desc) as bytes, count(*) over () as found
       from (select * from ids order by id desc limit ${limit}) i
-      join script_versions v on v.script_id = i.id and v.version = i.version
+      cross join lateral (
+        select content_bytes from script_versions where script_id = i.id and version = i.version limit 1
+      ) v
     )
     select row_to_json(t)::text as item, array[t.id::text] as keys, p.found::int as found
     from page p

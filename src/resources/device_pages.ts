@@ -1,0 +1,92 @@
+// Which devices a page of the list shows: their ids, found by an index in the order of the list wherever there
+// is one. What is shown of them is `devices.ts`.
+import type { Scope } from '../auth.ts'
+import { Where } from '../db.ts'
+import type { Pager } from '../page.ts'
+
+export interface DeviceFilters {
+  status?: string
+  siteId?: string
+  orgId?: string
+  os?: string
+  tag?: string
+  q?: string
+  sort?: string
+}
+
+/** The ids of a page, and their names where it is in the order of those. */
+export function pageOfIds(
+  scope: Scope,
+  filters: DeviceFilters,
+  page: Pager,
+): { text: string; values: unknown[] } {
+  const byName = filters.sort === 'hostname'
+  const shape = shapeOf(scope, filters)
+  const where = conditions(scope, filters, shape)
+  if (shape === 'presence') {
+    // Joined, the devices would be read from the newest on.
+    if (page.after) where.and('p.device_id < ?::uuid', ...page.after)
+    const text = `select p.device_id as id, null as name from device_presence p ${where.text()}
+      order by p.device_id desc limit ${where.value(page.limit + 1)}`
+    return { text, values: where.values }
+  }
+  if (page.after && byName) where.and(`(${nameSql}, d.id) > (?, ?::uuid)`, ...page.after)
+  else if (page.after) where.and('d.id < ?::uuid', ...page.after)
+  const limit = where.value(page.limit + 1)
+  const presence =
+    filters.status === undefined ? '' : 'join device_presence p on p.device_id = d.id'
+  const own = `select d.id, ${byName ? nameSql : 'null'} as name from devices d ${presence}
+    ${where.text()} order by ${byName ? `${nameSql}, d.id` : 'd.id desc'} limit ${limit}`
+  if (shape === 'all') return { text: own, values: where.values }
+  // Each site in the order of its index, and of those the first: not all that the sites hold, sorted.
+  const sites = sitesSql(scope, filters, where)
+  return {
+    text: `select d.id, d.name from (${sites}) s cross join lateral (${own}) d
+      order by ${byName ? 'name, id' : 'id desc'} limit ${limit}`,
+    values: where.values,
+  }
+}
+
+/** The sites of a page; they carry its scope, for a device is of its site's organization. */
+function sitesSql(scope: Scope, filters: DeviceFilters, where: Where): string {
+  const conditions = ['true']
+  const { orgId, siteIds } = scope
+  if (orgId !== null) conditions.push(`org_id = ${where.value(orgId)}`)
+  if (siteIds !== null) conditions.push(`id = any(${where.value(siteIds)}::uuid[])`)
+  if (filters.siteId !== undefined) conditions.push(`id = ${where.value(filters.siteId)}`)
+  if (filters.orgId !== undefined) conditions.push(`org_id = ${where.value(filters.orgId)}`)
+  return `select id from sites where ${conditions.join(' and ')}`
+}
+
+/** The conditions of a page on its devices `d` and, with a status, their presence `p`. */
+function conditions(scope: Scope, filters: DeviceFilters, shape: Shape): Where {
+  const where = new Where()
+  const { status, os, tag, q } = filters
+  if (shape === 'perSite') where.and('d.site_id = s.id')
+  for (const orgId of shape === 'perSite' ? [] : [scope.orgId, filters.orgId]) {
+    if (typeof orgId !== 'string') continue
+    if (shape === 'all') where.and('d.org_id = ?', orgId)
+    // Said of both tables, so that either can be walked from there.
+    if (status !== undefined) where.and('p.org_id = ?', orgId)
+  }
+  if (status !== undefined) where.and('p.status = ?', status)
+  if (os !== undefined) where.and('d.os = ?', os)
+  if (tag !== undefined) where.and('d.tags @> array[?]::text[]', tag)
+  if (q !== undefined) {
+    const prefix = `${q.toLowerCase().replace(/[\\%_]/g, '\\$&')}%`
+    where.and(`(${nameSql} like ? or lower(d.display_name) like ?)`, prefix, prefix)
+  }
+  return where
+}
+
+/** What a page is found by: its sites one by one, the presence alone, or all devices of the scope. */
+type Shape = 'perSite' | 'presence' | 'all'
+
+function shapeOf(scope: Scope, { siteId, status, os, tag, q, sort }: DeviceFilters): Shape {
+  if (scope.siteIds !== null || siteId !== undefined) return 'perSite'
+  const more = os ?? tag ?? q ?? (sort === 'hostname' ? sort : undefined)
+  return status !== undefined && more === undefined ? 'presence' : 'all'
+}
+
+/** As its indexes have it: by bytes, which is the order of the list and finds prefixes. */
+const nameSql = `lower(d.hostname) collate "C"`
