@@ -74,6 +74,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       stops.push(() => db.close())
       return db
     }
+    // A list's plan depends on its filters, its limit and where it goes on.
     const db = pool('operators', limits.poolOperators, 'planEach')
     const commandDb = pool('commands', limits.poolCommands, 'planOnce')
     const connectDb = pool('connect', limits.poolConnect, 'planOnce')

@@ -94,9 +94,9 @@ const blockedBySql = `case
   end`
 
 // Literals, so that the planner sees that the index of open commands, or of rare ends, will do.
-const open = (status: string) => `c.completed_at is null and c.status = '${status}'`
-const otherEnd = (status: string) =>
-  `c.completed_at is not null and c.status <> 'completed' and c.status = '${status}'`
+const open = (name: string) => `c.completed_at is null and c.status = '${name}'`
+const otherEnd = (name: string) =>
+  `c.completed_at is not null and c.status <> 'completed' and c.status = '${name}'`
 const statusSql = {
   pending: open('pending'),
   sent: open('sent'),

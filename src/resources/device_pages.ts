@@ -49,13 +49,13 @@ export function pageOfIds(
 
 /** The sites of a page; they carry its scope, for a device is of its site's organization. */
 function sitesSql(scope: Scope, filters: DeviceFilters, where: Where): string {
-  const conditions = ['true']
+  const parts = ['true']
   const { orgId, siteIds } = scope
-  if (orgId !== null) conditions.push(`org_id = ${where.value(orgId)}`)
-  if (siteIds !== null) conditions.push(`id = any(${where.value(siteIds)}::uuid[])`)
-  if (filters.siteId !== undefined) conditions.push(`id = ${where.value(filters.siteId)}`)
-  if (filters.orgId !== undefined) conditions.push(`org_id = ${where.value(filters.orgId)}`)
-  return `select id from sites where ${conditions.join(' and ')}`
+  if (orgId !== null) parts.push(`org_id = ${where.value(orgId)}`)
+  if (siteIds !== null) parts.push(`id = any(${where.value(siteIds)}::uuid[])`)
+  if (filters.siteId !== undefined) parts.push(`id = ${where.value(filters.siteId)}`)
+  if (filters.orgId !== undefined) parts.push(`org_id = ${where.value(filters.orgId)}`)
+  return `select id from sites where ${parts.join(' and ')}`
 }
 
 /** The conditions of a page on its devices `d` and, with a status, their presence `p`. */

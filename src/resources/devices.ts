@@ -128,17 +128,17 @@ async function listDevices(
   const { limit: _limit, cursor: _cursor, ...filters } = query
   const page = pager(ctx.cursorKey, ['devices', filters, scope.orgId, scope.siteIds], query)
   const byName = filters.sort === 'hostname'
-  const { text, values } = pageOfIds(scope, filters, page)
+  const ids = pageOfIds(scope, filters, page)
   const order = byName ? 'name, id' : 'id desc'
   const keys = byName ? 'array[t.name, t.id::text]' : 'array[t.id::text]'
   // The page is found first: what is joined to it is read for its rows alone.
   const rows = await ctx.db.query<PageRow>(
-    `with page as materialized (${text})
+    `with page as materialized (${ids.text})
     select (select row_to_json(r)::text from (
         select ${columns} from devices d join device_presence p on p.device_id = d.id
         where d.id = t.id) r) as item, ${keys} as keys
     from page t order by ${order}`,
-    values,
+    ids.values,
   )
   return page.envelope(rows)
 }
