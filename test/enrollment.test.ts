@@ -72,7 +72,7 @@ describe('the old token', () => {
     const devices = await deviceCount()
     const used = async () =>
       (await hub.get(`/sites/${otherSite.id}/enrollment-keys`)).body.data[0].uses
-    const before = await used()
+    const uses = await used()
     for (const secret of [enrollmentSecret, otherKey]) {
       const body = { enrollmentSecret: secret, siteId: otherSite.id }
       const named = await enroll(body, bearer(first.agentToken))
@@ -81,7 +81,7 @@ describe('the old token', () => {
     const keyed = await enroll({ enrollmentSecret: otherKey }, bearer(first.agentToken))
     assert.deepEqual([keyed.status, keyed.body.error.code], [409, 'CONFLICT'])
     assert.equal(await deviceCount(), devices)
-    assert.equal(await used(), before)
+    assert.equal(await used(), uses)
     await (await FakeAgent.connect(first, hub.origin)).close()
   })
 })
