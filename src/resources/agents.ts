@@ -158,9 +158,9 @@ async function findRepeat(tx: Queryable, call: EnrollCall, secret: string, token
   await tx.query('select pg_advisory_xact_lock(hashtextextended($1, 0))', [request.toString('hex')])
   const earlier = await tx.query<{ id: string; fresh: boolean; same: boolean }>(
     `select d.id, p.epoch = 0 and d.decommissioned_at is null as fresh,
-      d.enroll_key_hash in ($1, $1 || $2) as same
+      d.enroll_key_hash in ($1::bytea, $1::bytea || $2::bytea) as same
     from devices d join device_presence p on p.device_id = d.id
-    where d.enroll_key_hash >= $1 and d.enroll_key_hash <= $1 || $3::bytea
+    where d.enroll_key_hash >= $1::bytea and d.enroll_key_hash <= $1::bytea || $3::bytea
       and d.created_at > now() - make_interval(secs => $4)`,
     [request, body, Buffer.alloc(body.length, 0xff), limits.enrollRepeatSeconds],
   )
