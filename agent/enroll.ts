@@ -10,7 +10,7 @@ import { takeLock } from './lock.ts'
 import { describePlatform, machineId } from './platform.ts'
 import { ask, errorOf } from './request.ts'
 import type { Answer } from './request.ts'
-import { prepareState, readIdentity, readTokens, writeIdentity } from './state.ts'
+import { claimState, prepareState, readIdentity, readTokens, writeIdentity } from './state.ts'
 import type { Identity, State } from './state.ts'
 import { agentVersion } from './version.ts'
 
@@ -23,15 +23,21 @@ export interface EnrollOptions {
 
 /** Enrolls this device and writes the state folder. Throws one sentence when it can't. */
 export async function enroll(options: EnrollOptions): Promise<Identity> {
-  prepareState(options.state)
-  const lock = await takeLock(options.state.lock)
+  const { state } = options
+  const undo = claimState(state)
   try {
-    const known = knownToken(options.state, options.hubUrl)
-    const { identity, token } = await requestIdentity(options, known)
-    writeIdentity(options.state, identity, token)
-    return identity
-  } finally {
-    lock.release()
+    const lock = await takeLock(state.lock)
+    try {
+      const { identity, token } = await requestIdentity(options, knownToken(state, options.hubUrl))
+      prepareState(state)
+      writeIdentity(state, identity, token)
+      return identity
+    } finally {
+      lock.release()
+    }
+  } catch (error) {
+    undo()
+    throw error
   }
 }
 

@@ -7,6 +7,7 @@ import { parseHubUrl } from './address.ts'
 import { enroll } from './enroll.ts'
 import { AgentError, describe, errorCode, exitCodes, isSystemError } from './errors.ts'
 import type { ExitCode } from './errors.ts'
+import { isCompiled } from './programs.ts'
 import { run } from './run.ts'
 import { defaultStateDir, stateAt } from './state.ts'
 import type { State } from './state.ts'
@@ -103,7 +104,7 @@ async function runEnroll(flags: Flags): Promise<ExitCode> {
   return printLine(
     `Enrolled as device ${identity.deviceId} of site ${identity.siteId}.\n` +
       `The identity is in ${state.dir}; the secret was not kept.\n` +
-      `Next: muster-agent run --supervised${stateFlag}`,
+      `Next: ${isCompiled() ? 'muster-agent run --supervised' : 'npm run -s agent -- run'}${stateFlag}`,
   )
 }
 

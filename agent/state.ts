@@ -1,8 +1,8 @@
 // The state folder: who this device is and its token. The enrollment secret never comes here.
 
-import { existsSync, renameSync, rmSync } from 'node:fs'
+import { existsSync, mkdirSync, readdirSync, renameSync, rmdirSync, rmSync } from 'node:fs'
 import { homedir } from 'node:os'
-import { join, resolve } from 'node:path'
+import { basename, dirname, join, resolve } from 'node:path'
 import { AgentError, describe, exitCodes } from './errors.ts'
 import { makePrivateFolder, readIfThere, replaceDurably, syncFolder } from './files.ts'
 
@@ -71,6 +71,41 @@ export function prepareState(state: State): void {
     makePrivateFolder(state.dir)
   } catch (error) {
     throw new AgentError(`cannot use the state folder ${state.dir}: ${describe(error)}`)
+  }
+}
+
+/**
+ * Makes the state folder where there is none, and refuses one that holds what is not an agent's: it would be
+ * closed to others and, with the agent, removed. Returns what takes away the folders that were made.
+ */
+export function claimState(state: State): () => void {
+  let made: string | undefined
+  try {
+    made = mkdirSync(state.dir, { recursive: true, mode: 0o700 })
+    const foreign = readdirSync(state.dir).find((name) => !isOurs(state, name))
+    if (foreign !== undefined && readIfThere(state.identity) === null) {
+      throw new AgentError(`it holds ${foreign}, which is no agent's; name an empty one`)
+    }
+  } catch (error) {
+    throw new AgentError(`cannot use the state folder ${state.dir}: ${describe(error)}`)
+  }
+  return () => removeEmpty(state.dir, made)
+}
+
+function isOurs(state: State, name: string): boolean {
+  const { dir: _dir, ...files } = state
+  const names = Object.values(files).map((path) => basename(path))
+  return names.some((own) => name === own || name.startsWith(`${own}.`))
+}
+
+/** Removes the folder and those around it, up to the first that was made. */
+function removeEmpty(folder: string, made: string | undefined): void {
+  if (made === undefined) return
+  try {
+    rmdirSync(folder)
+    if (folder !== resolve(made)) removeEmpty(dirname(folder), made)
+  } catch {
+    // Somebody put something in it meanwhile.
   }
 }
 

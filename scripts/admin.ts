@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { invitePlatformAdmin } from '../src/bootstrap.ts'
-import { ConfigError, readConfig, type Config } from '../src/config.ts'
+import { ConfigError, originFile, readConfig, type Config } from '../src/config.ts'
 import { openDatabase, sqlState } from '../src/db.ts'
 import { AppError } from '../src/errors.ts'
 import { limits } from '../src/limits.ts'
@@ -46,8 +46,7 @@ async function invite(email: string): Promise<void> {
   const url = config.databaseUrl ?? runningUrl(config)
   const db = openDatabase({ url, name: 'admin', connections: 1 })
   try {
-    const origin = config.publicOrigin ?? `http://localhost:${config.port}`
-    const link = await invitePlatformAdmin(db, email, origin)
+    const link = await invitePlatformAdmin(db, email, config.publicOrigin ?? hubOrigin(config))
     process.stderr.write(
       `${email} sets a password here, once and within ${limits.inviteHours} hours:\n`,
     )
@@ -68,6 +67,17 @@ function emailOf(args: string[]): string {
   if (command !== 'invite' || email === undefined || rest.length > 0) throw new Refusal(usage, 2)
   if (/^[^\s@]+@[^\s@]+$/.test(email) && email.length <= limits.emailCharsMax) return email
   throw new Refusal(`"${email}" is no e-mail address`, 2)
+}
+
+/** Where the hub on this data folder was reached when it started last, else where one would be. */
+function hubOrigin({ dataDir, port }: Config): string {
+  try {
+    return new URL(readFileSync(originFile(dataDir), 'utf8').trim()).origin
+  } catch (error) {
+    const missing = error instanceof Error && 'code' in error && error.code === 'ENOENT'
+    if (!missing) throw new Refusal(`${originFile(dataDir)} holds no address; start the hub again`)
+    return `http://127.0.0.1:${port}`
+  }
 }
 
 /** The embedded PostgreSQL of a running hub, from what its postmaster wrote about itself. */

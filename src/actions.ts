@@ -3,8 +3,9 @@
 import { Type, type TObject } from 'typebox'
 import { Compile } from 'typebox/compile'
 import type { Operation } from './auth.ts'
-import { AppError } from './errors.ts'
+import { AppError, type ErrorDetail } from './errors.ts'
 import { limits } from './limits.ts'
+import { detailsOf } from './schema_errors.ts'
 
 export interface Action {
   payload: TObject
@@ -13,7 +14,16 @@ export interface Action {
   timeoutSeconds: number
 }
 
-const environment = Type.Record(Type.String({ maxLength: 255 }), Type.String())
+// What the agent can run, and no more: a command that it must refuse is refused here, with a 400.
+const environment = Type.Record(
+  Type.String({ pattern: '^[A-Za-z_][A-Za-z0-9_]{0,254}$' }),
+  Type.String(),
+  {
+    additionalProperties: false,
+    description: 'Names of letters, digits and _, no digit first, of at most 255 characters.',
+  },
+)
+const shells = ['sh', 'bash', 'zsh', 'powershell', 'pwsh', 'cmd'] as const
 const delay = Type.Optional(Type.Integer({ minimum: 0, maximum: 86_400 }))
 
 /** What `run_script` runs, and what a script of the library is written in. */
@@ -24,7 +34,11 @@ export const actions: Readonly<Record<string, Action>> = {
   run_command: action({
     payload: {
       command: Type.String({ minLength: 1, maxLength: 65_536 }),
-      shell: Type.Optional(Type.String({ minLength: 1, maxLength: 64 })),
+      shell: Type.Optional(
+        Type.Enum([...shells], {
+          description: 'By default cmd on Windows, else sh.',
+        }),
+      ),
     },
     timeoutSeconds: limits.commandTimeoutSecondsDefault,
   }),
@@ -39,7 +53,7 @@ export const actions: Readonly<Record<string, Action>> = {
   refresh_inventory: action({ timeoutSeconds: 120 }),
   list_processes: action({ timeoutSeconds: 60 }),
   kill_process: action({
-    payload: { pid: Type.Integer({ minimum: 2, maximum: 4_294_967_295 }) },
+    payload: { pid: Type.Integer({ minimum: 2, maximum: 2_147_483_647 }) },
     timeoutSeconds: 60,
   }),
   collect_logs: action({
@@ -56,6 +70,7 @@ export const actions: Readonly<Record<string, Action>> = {
       version: Type.String({
         pattern: String.raw`^\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`,
         maxLength: 64,
+        description: 'A version such as 1.2.3 or 1.2.3-rc.1.',
       }),
     },
     may: 'commands.upgrade',
@@ -79,24 +94,10 @@ const checks = new Map(
 )
 
 /** What is wrong with a payload, as paths below it and sentences; empty when it is well. */
-export function payloadErrors(name: string, payload: unknown): { path: string; message: string }[] {
+export function payloadErrors(name: string, payload: unknown): ErrorDetail[] {
   const check = checks.get(name)
   if (check === undefined || check.Check(payload)) return []
-  return check.Errors(payload).map((error) => {
-    const params = error.params as {
-      requiredProperties?: string[]
-      additionalProperties?: string[]
-    }
-    const member = (params.requiredProperties ?? params.additionalProperties)?.[0]
-    return {
-      path: member === undefined ? error.instancePath : `${error.instancePath}/${member}`,
-      message: params.requiredProperties
-        ? 'is required'
-        : params.additionalProperties
-          ? 'is not a known field'
-          : error.message,
-    }
-  })
+  return detailsOf(check.Errors(payload), findAction(name).payload)
 }
 
 function action(

@@ -86,9 +86,10 @@ export class AgentTokens {
     }
     if (row.suspended) {
       const message = 'the organization is suspended; try again in 10 minutes'
-      return item.reject(
-        new AppError('ORGANIZATION_SUSPENDED', message, { retryAfterSeconds: 600 }),
-      )
+      // Jitter, or a fleet that was suspended together comes back together.
+      const jitter = 1 + Math.random() * limits.suspendedRetryJitter
+      const retryAfterSeconds = Math.floor(limits.suspendedRetrySeconds * jitter)
+      return item.reject(new AppError('ORGANIZATION_SUSPENDED', message, { retryAfterSeconds }))
     }
     item.resolve({
       deviceId: item.deviceId,

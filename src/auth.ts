@@ -4,6 +4,7 @@ import { jwtVerify, SignJWT, errors as joseErrors } from 'jose'
 import { createHash, hash, randomBytes, timingSafeEqual, type webcrypto } from 'node:crypto'
 import { LRUCache } from 'lru-cache'
 import { AppError } from './errors.ts'
+import { isUuid } from './ids.ts'
 import { limits } from './limits.ts'
 
 /** Highest first: nobody grants a role that stands before their own. */
@@ -151,10 +152,11 @@ async function verifyWith(
         currentDate: new Date(nowMs),
         requiredClaims: ['sub', 'sid', 'jti', 'iat', 'exp'],
       })
-      if (payload['typ'] === 'access' && typeof payload['sid'] === 'string') {
+      const { sub, sid } = payload
+      if (payload['typ'] === 'access' && isId(sub) && isId(sid)) {
         return {
-          userId: payload.sub ?? '',
-          sessionId: payload['sid'],
+          userId: sub,
+          sessionId: sid,
           expiresAt: payload.exp ?? 0,
         }
       }
@@ -167,6 +169,10 @@ async function verifyWith(
   throw new AppError('INVALID_TOKEN', 'the access token is not valid; sign in again', {
     cause: failure,
   })
+}
+
+function isId(claim: unknown): claim is string {
+  return typeof claim === 'string' && isUuid(claim)
 }
 
 function tokenExpired(): AppError {

@@ -55,13 +55,14 @@ export class ConfigError extends Error {
   }
 }
 
+/** A misspelt `production` would start a hub with secrets of its own making. */
+const environments = ['production', 'development', 'test']
 const levels = ['trace', 'debug', 'info', 'warn', 'error', 'fatal', 'silent']
 
 /** Checks an environment and returns the configuration; throws one ConfigError that names every problem. */
 export function readConfig(env: Record<string, string | undefined>): Config {
   const problems: string[] = []
   const get = (name: string) => env[name]?.trim() || undefined
-  const production = get('NODE_ENV') === 'production'
   const dataDir = resolve(get('DATA_DIR') ?? './data')
 
   const required = (name: string, purpose: string) => {
@@ -93,6 +94,7 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     return fallback
   }
 
+  const production = oneOf('NODE_ENV', environments, 'development') === 'production'
   const databaseUrl = url('DATABASE_URL', ['postgres:', 'postgresql:'], true)
   const redisUrl = url('REDIS_URL', ['redis:', 'rediss:'], true)
   if (redisUrl !== undefined) problems.push(...problemsOfRedis(new URL(redisUrl)))
@@ -135,6 +137,11 @@ export function readConfig(env: Record<string, string | undefined>): Config {
   const rates = { ...rateDefaults }
   for (const name of Object.keys(rates) as (keyof Rates)[]) {
     rates[name] = integer(`LIMIT_${name}`, rates[name], 0, 1_000_000_000)
+  }
+  for (const name of Object.keys(env)) {
+    if (!name.startsWith('LIMIT_') || Object.hasOwn(rates, name.slice(6)) || !get(name)) continue
+    const known = Object.keys(rates).map((rate) => `LIMIT_${rate}`)
+    problems.push(`${name} is no limit of this hub, which knows ${known.join(', ')}`)
   }
   const config = {
     production,
@@ -184,6 +191,11 @@ export function readConfig(env: Record<string, string | undefined>): Config {
 /** The file of a generated secret inside the data folder. */
 export function secretFile(dataDir: string, name: string): string {
   return join(dataDir, 'secrets', name.toLowerCase())
+}
+
+/** Where a hub without PUBLIC_API_URL leaves the address that it is reached at. */
+export function originFile(dataDir: string): string {
+  return join(dataDir, 'origin')
 }
 
 /** Reads a secret kept in the data folder, or makes it: 256 bits, mode 0600. */

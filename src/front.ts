@@ -81,7 +81,7 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       const agent = ws.getUserData()
       ctx.metrics.framesIn.inc()
       if (message.byteLength > limits.frameBytesMax) {
-        ws.end(closeCodes.tooBig, `a frame may hold ${limits.frameBytesMax} bytes`)
+        ws.end(closeCodes.tooBig, `a frame may hold at most ${limits.frameBytesMax} bytes`)
         return
       }
       if (!frames(agent)) {
@@ -192,7 +192,7 @@ interface AgentRequest {
   aborted: boolean
 }
 
-/** The checks before a socket: draining, budget, subprotocol, token, rate; in that order. */
+/** The checks before a socket: draining, budget, token, rate, subprotocol; in that order. */
 class Gate {
   private allowance = 0
   private refilledMs = performance.now()
@@ -221,18 +221,19 @@ class Gate {
     return request
   }
 
-  /** Throws what an agent must be told; `counts` is false for a request that only asks. */
+  /** Throws what an agent must be told; `counts` is false for a request that only asks, and takes nothing. */
   async admit(request: AgentRequest, protocols: string, counts = true): Promise<AgentIdentity> {
     if (this.ctx.draining()) throw overloaded('the hub is going down; another one will answer')
-    if (counts && !this.hasRoom()) throw overloaded('too many agents connect at once')
-    if (!protocols.split(',').some((name) => name.trim() === agentSubprotocol)) {
-      throw new AppError('VALIDATION_ERROR', `offer the WebSocket subprotocol ${agentSubprotocol}`)
-    }
+    if (!this.hasRoom(counts)) throw overloaded('too many agents connect at once')
     if (request.token === undefined) {
       throw new AppError('UNAUTHENTICATED', 'send the agent’s token: `Authorization: Bearer mst_…`')
     }
     const identity = await this.tokens.check(request.deviceId, request.token)
     if (counts) this.ctx.rates.connect(identity.deviceId)
+    else this.ctx.rates.mayConnect(identity.deviceId)
+    if (!protocols.split(',').some((name) => name.trim() === agentSubprotocol)) {
+      throw new AppError('VALIDATION_ERROR', `offer the WebSocket subprotocol ${agentSubprotocol}`)
+    }
     return identity
   }
 
@@ -248,15 +249,15 @@ class Gate {
       sendReply(res, errorReply(refusal as AppError, request.requestId), request.requestId)
   }
 
-  /** The accept budget: a second's worth of sockets at most at once. */
-  private hasRoom(): boolean {
+  /** The accept budget: a second's worth of sockets at most at once. Asking takes nothing of it. */
+  private hasRoom(takes: boolean): boolean {
     const rate = this.ctx.config.rates.ACCEPT
     if (rate === 0) return true
     const nowMs = performance.now()
     this.allowance = Math.min(rate, this.allowance + ((nowMs - this.refilledMs) / 1000) * rate)
     this.refilledMs = nowMs
     if (this.allowance < 1) return false
-    this.allowance--
+    if (takes) this.allowance--
     return true
   }
 }

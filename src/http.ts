@@ -74,9 +74,11 @@ class Exchange {
   private readonly userAgent: string
   private readonly authorization: string
   private readonly contentType: string
+  private readonly contentEncoding: string
   private readonly queryText: string
   private readonly params: Record<string, string> = {}
   private readonly headers: Record<string, string> | undefined
+  private readonly badKey: boolean = false
   private readonly abortListeners: (() => void)[] = []
   private replyHeaders: Record<string, string> | undefined
   private actor: Actor | undefined
@@ -107,12 +109,16 @@ class Exchange {
     this.userAgent = cleanText(req.getHeader('user-agent'), limits.userAgentCharsMax)
     this.authorization = route.may === 'public' ? '' : req.getHeader('authorization')
     this.contentType = req.getHeader('content-type')
+    this.contentEncoding = route.body ? req.getHeader('content-encoding') : ''
     this.queryText = req.getQuery() ?? ''
     for (const [index, name] of parameterNames(route.path).entries()) {
       this.params[name] = req.getParameter(index) ?? ''
     }
     if (route.headers.length > 0) {
       this.headers = Object.fromEntries(route.headers.map((name) => [name, req.getHeader(name)]))
+      const key = this.headers['idempotency-key']
+      this.badKey =
+        key === undefined ? false : key === '' ? isThere(req) : !idempotencyKey.test(key)
     }
   }
 
@@ -175,9 +181,11 @@ class Exchange {
     const body = await bodyRead
     const { route, ctx } = this
     if (route.may !== 'public') await this.admit()
+    if (this.badKey) throw badIdempotencyKey()
     const params = route.params?.check(this.params)
     const query = route.query?.check(parseQuery(this.queryText))
     if (!route.query && this.queryText !== '') parseQuery(this.queryText)
+    if (route.body) this.requirePlainJson(body !== '')
     if (body instanceof AppError) throw body
     return route.handle(ctx, {
       params,
@@ -217,13 +225,20 @@ class Exchange {
     }
   }
 
+  /** JSON is UTF-8 by its definition, and a packed body could unfold without bound. */
+  private requirePlainJson(hasBody: boolean): void {
+    if (this.contentEncoding !== '') {
+      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body without a Content-Encoding')
+    }
+    if (hasBody && !/^application\/json\s*(;\s*charset="?utf-8"?\s*)?$/i.test(this.contentType)) {
+      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body as application/json, in UTF-8')
+    }
+  }
+
   private checkedBody(text: string): unknown {
     const { route } = this
     if (text === '' && route.bodyOptional) return route.body?.check({})
-    if (text === '') throw invalid('', 'the request needs a JSON body')
-    if (!/^application\/json\b/i.test(this.contentType)) {
-      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body as application/json')
-    }
+    if (text === '') throw invalid('', 'must be a JSON object; there is none')
     let value: unknown
     try {
       value = JSON.parse(text)
@@ -232,7 +247,7 @@ class Exchange {
     }
     // Both can only come as an escape: the bytes were checked as UTF-8.
     if (text.includes('\\u') && isUnstorable(value)) {
-      throw invalid('', 'strings may hold neither U+0000 nor half a surrogate pair')
+      throw invalid('', 'holds U+0000 or half a surrogate pair, which no string may')
     }
     return route.body?.check(value)
   }
@@ -327,8 +342,8 @@ export function sendReply(
     const type = reply.text?.type ?? reply.stream?.type
     if (type !== undefined) res.writeHeader('Content-Type', type)
     else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
-    writeHeaders(res, moreHeaders)
-    if (reply.headers) writeHeaders(res, reply.headers)
+    // Merged: of two rates that speak, the refusing one alone is told.
+    writeHeaders(res, { ...moreHeaders, ...reply.headers })
     if (reply.stream) {
       if (headOnly) res.endWithoutBody()
     } else if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
@@ -391,12 +406,44 @@ export function requestIdOf(header: string): string {
 function parseQuery(text: string): Record<string, string> {
   const query: Record<string, string> = {}
   if (text === '') return query
+  if (text.includes('%')) requireEscapes(text)
   for (const [name, value] of new URLSearchParams(text)) {
     if (Object.hasOwn(query, name)) throw invalid(`/query/${name}`, 'is given twice')
     if (value.includes('\u0000')) throw invalid(`/query/${name}`, 'holds the character U+0000')
     query[name] = value
   }
   return query
+}
+
+/** URLSearchParams would make U+FFFD of what is no UTF-8, and leave a stray % as it is. */
+function requireEscapes(text: string): void {
+  for (const pair of text.split('&')) {
+    try {
+      decodeURIComponent(pair)
+    } catch {
+      const [name = ''] = pair.split('=', 1)
+      throw invalid(`/query/${name}`, 'holds a % that is not followed by the bytes of a character')
+    }
+  }
+}
+
+const idempotencyKey = new RegExp(`^[\\x21-\\x7e]{1,${limits.idempotencyKeyCharsMax}}$`)
+
+function badIdempotencyKey(): AppError {
+  const max = limits.idempotencyKeyCharsMax
+  return invalid('/headers/Idempotency-Key', `must be 1 to ${max} visible ASCII characters`)
+}
+
+/**
+ * Whether an empty Idempotency-Key was sent: `getHeader` answers '' for an absent one as well. What is not
+ * ASCII at the end of a value never gets here: uWebSockets.js takes it for space.
+ */
+function isThere(req: HttpRequest): boolean {
+  let found = false
+  req.forEach((name) => {
+    found ||= name === 'idempotency-key'
+  })
+  return found
 }
 
 /** Collects a body up to the cap. What is wrong with it is returned, not thrown: 401 comes first. */
@@ -423,7 +470,7 @@ function readBody(
 }
 
 function tooLarge(): AppError {
-  return new AppError('PAYLOAD_TOO_LARGE', `a body may hold ${limits.bodyBytesMax} bytes`)
+  return new AppError('PAYLOAD_TOO_LARGE', `a body may hold at most ${limits.bodyBytesMax} bytes`)
 }
 
 function decode(bytes: Buffer): string | AppError {

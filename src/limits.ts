@@ -33,7 +33,10 @@ export const limits = {
   // ---- HTTP
   /** Body of a request: scripts are 256 KiB, the rest is far smaller. */
   bodyBytesMax: 1024 * 1024,
-  /** Request line and headers: a cursor and every filter of a list fit; beyond it uWebSockets.js answers 431. */
+  /**
+   * Request line and headers together: a token, cookies of others and what proxies add. uWebSockets.js
+   * answers 431 past it, and also past 98 headers, which is compiled in.
+   */
   headerBytesMax: 16 * 1024,
   /** One string of a credential as presented; hashing longer ones would be work for free. */
   credentialBytesMax: 1024,
@@ -171,6 +174,9 @@ export const limits = {
   connectGapMs: 20,
   /** A refused agent is told to come back after up to this. */
   acceptRetrySecondsMax: 30,
+  /** An agent of a suspended organization asks again after this, and up to this part of it later. */
+  suspendedRetrySeconds: 600,
+  suspendedRetryJitter: 0.2,
   /** Frame batches handed to a shard and not yet confirmed; past it heartbeats are dropped. */
   shardBatchesMax: 64,
   /** Bytes of frames handed to a shard and not yet confirmed; past it who sends is closed. */

@@ -1,12 +1,13 @@
 // Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
 // `start.ts`; tests call `run()` themselves.
+import { mkdirSync, writeFileSync } from 'node:fs'
 import type { us_listen_socket } from 'uWebSockets.js'
 import { abuseWatch } from './abuse.ts'
 import { auditTrail } from './audit.ts'
 import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
 import { Commands } from './commands.ts'
-import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
+import { ConfigError, originFile, readConfig, secretFile, type Config } from './config.ts'
 import { DataKeys, wrappingKeys } from './data_keys.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
@@ -16,7 +17,7 @@ import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
 import { identities } from './identities.ts'
 import { newId } from './ids.ts'
 import { limits } from './limits.ts'
-import { createLog, withoutPasswords } from './log.ts'
+import { createLog, withoutPasswords, type Logger } from './log.ts'
 import { mailer } from './mail.ts'
 import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
@@ -153,6 +154,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     if (sharing) stops.push(() => sharing.close())
 
     let draining = false
+    let publicOrigin = config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`
     const ctx: Context = {
       config,
       log,
@@ -180,7 +182,9 @@ export async function run(options: RunOptions): Promise<Hub> {
       streams,
       webhookKeys,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
-      publicOrigin: config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`,
+      get publicOrigin() {
+        return publicOrigin
+      },
       checks: () => readiness(db, shards, jobs, sharing?.state() ?? 'off'),
       draining: () => draining,
     }
@@ -206,7 +210,12 @@ export async function run(options: RunOptions): Promise<Hub> {
       await leave(ctx, front, server)
       app.close()
     })
-    for (const line of greeting(config, origin, database.where)) say(line)
+    if (config.publicOrigin === undefined) {
+      publicOrigin = origin
+      leaveOrigin(config, origin, log)
+    }
+    const addresses = { origin, publicOrigin, database: database.where }
+    for (const line of greeting(config, addresses)) say(line)
     if (admin) for (const line of introduce(admin)) say(line)
     return {
       origin,
@@ -282,7 +291,25 @@ async function readiness(db: Database, shards: Shards, jobs: Jobs, redis: 'ok' |
   }
 }
 
-function greeting(config: Config, origin: string, database: string): string[] {
+/** For `npm run admin`, whose links lead here: only the hub knows which port it got. */
+function leaveOrigin({ dataDir }: Config, origin: string, log: Logger): void {
+  try {
+    mkdirSync(dataDir, { recursive: true, mode: 0o700 })
+    writeFileSync(originFile(dataDir), `${origin}\n`, { mode: 0o600 })
+  } catch (error) {
+    // A hub with a database elsewhere needs no data folder for anything else.
+    log.warn({ err: error }, 'DATA_DIR keeps no address for npm run admin; set PUBLIC_API_URL')
+  }
+}
+
+interface Addresses {
+  /** Where it listens. */
+  origin: string
+  publicOrigin: string
+  database: string
+}
+
+function greeting(config: Config, { origin, publicOrigin, database }: Addresses): string[] {
   const made = config.generated.map(
     (name) => `${name} is kept in ${secretFile(config.dataDir, name)}`,
   )
@@ -291,9 +318,9 @@ function greeting(config: Config, origin: string, database: string): string[] {
     : '"$AGENT_ENROLLMENT_SECRET"'
   return [
     `Muster ${config.version} runs on ${origin} with ${database}`,
-    `API ${origin}/api/v1 · reference ${origin}/docs · health ${origin}/health/ready`,
+    `API ${publicOrigin}/api/v1 · reference ${publicOrigin}/docs · health ${publicOrigin}/health/ready`,
     'Enroll this machine:',
-    `  npm run -s agent -- enroll --url ${origin} --secret ${secret}`,
+    `  npm run -s agent -- enroll --url ${publicOrigin} --secret ${secret}`,
     '  npm run -s agent -- run',
     ...made,
   ]

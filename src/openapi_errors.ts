@@ -51,6 +51,7 @@ function errorResponse(status: number, codes: string[]) {
       ...(retried.has(status)
         ? { 'Retry-After': { $ref: '#/components/headers/RetryAfter' } }
         : {}),
+      ...(status === 429 ? rateHeaderReferences : {}),
       ...(status === 401
         ? { 'WWW-Authenticate': { $ref: '#/components/headers/WWWAuthenticate' } }
         : {}),
@@ -59,6 +60,14 @@ function errorResponse(status: number, codes: string[]) {
     content: { 'application/json': { schema: { $ref: '#/components/schemas/Error' } } },
   }
 }
+
+/** The headers by which a rate tells where it stands. */
+export const rateHeaderReferences = Object.fromEntries(
+  ['Limit', 'Remaining', 'Reset'].map((name) => [
+    `RateLimit-${name}`,
+    { $ref: `#/components/headers/RateLimit${name}` },
+  ]),
+)
 
 /** Statuses that tell when to come back. */
 const retried = new Set([429, 503])

@@ -3,7 +3,7 @@
 import type { TSchema } from 'typebox'
 import { operations, roles } from './auth.ts'
 import { limits } from './limits.ts'
-import { errorReference } from './openapi_errors.ts'
+import { errorReference, rateHeaderReferences } from './openapi_errors.ts'
 import { parameterNames, type Route } from './route.ts'
 
 type Json = Record<string, unknown>
@@ -88,6 +88,7 @@ function responsesOf(route: Route): Json {
       description: successes[status] ?? 'Why the hub is not ready.',
       headers: {
         'X-Request-Id': { $ref: '#/components/headers/RequestId' },
+        ...(mayBeLimited(route) ? rateHeaderReferences : {}),
         ...(status === '201' ? { Location: { $ref: '#/components/headers/Location' } } : {}),
       },
       ...(content ? { content: { [type]: { schema: content } } } : {}),
@@ -117,12 +118,17 @@ function errorStatuses(route: Route): number[] {
     [409, !reads],
     [413, !reads],
     [415, route.body !== undefined],
-    [429, !open || !reads],
+    [429, mayBeLimited(route)],
     [500, true],
     [503, !bare],
   ]
   const more = particulars[route.name]?.errors ?? []
   return can.flatMap(([status, may]) => (may || more.includes(status) ? [status] : []))
+}
+
+/** Every route for users, and those that are public but ask for a secret. */
+function mayBeLimited(route: Route): boolean {
+  return route.may !== 'public' || route.method !== 'GET'
 }
 
 // ---- parameters ------------------------------------------------------------------------------
@@ -193,8 +199,21 @@ export const headers = {
   },
   Location: { description: 'Where the created thing is.', schema: { type: 'string' } },
   RetryAfter: {
-    description: 'Seconds after which another try makes sense.',
+    description: 'Seconds after which another try makes sense; never more than RateLimit-Reset.',
     schema: { type: 'integer', minimum: 1 },
+  },
+  RateLimitLimit: {
+    description:
+      'Calls that may be made at once: the quota of the rate that is nearest to its end. Absent where rates are off.',
+    schema: { type: 'integer', minimum: 1 },
+  },
+  RateLimitRemaining: {
+    description: 'Calls that are left of RateLimit-Limit; they come back one by one.',
+    schema: { type: 'integer', minimum: 0 },
+  },
+  RateLimitReset: {
+    description: 'Seconds until the whole of RateLimit-Limit is there again.',
+    schema: { type: 'integer', minimum: 0 },
   },
   WWWAuthenticate: { description: 'The Bearer challenge.', schema: { type: 'string' } },
   Allow: { description: 'The methods of this path.', schema: { type: 'string' } },

@@ -10,7 +10,11 @@ import { limits } from './limits.ts'
 import type { Rates } from './limits.ts'
 import type { RateTally, SharedBucket } from './rate_tally.ts'
 
-/** `RateLimit-Limit`, `-Remaining` and `-Reset` of the rate that is nearest to its end; {} when off. */
+/**
+ * `RateLimit-Limit`, `-Remaining` and `-Reset` of the rate that is nearest to its end; {} when off. Limit is
+ * what may be spent at once, Reset the seconds until all of that is there again; Retry-After, until one call
+ * is, is never longer.
+ */
 export type RateHeaders = Record<string, string>
 
 /** Each check counts one call, unless it says otherwise; past the rate it throws RATE_LIMITED. */
@@ -19,6 +23,8 @@ export interface RateLimits {
   refresh(userId: string): RateHeaders
   /** A device opens a socket. */
   connect(deviceId: string): RateHeaders
+  /** Refused when `connect` would be; counts nothing. */
+  mayConnect(deviceId: string): RateHeaders
   /** An enrollment, right or wrong; also refused while too many from here were wrong. */
   enroll(ip: string): RateHeaders
   enrollFailed(ip: string): RateHeaders
@@ -57,6 +63,7 @@ export function rateLimits(
     api: (userId) => admitted([api.take(userId)]),
     refresh: (userId) => admitted([refresh.take(userId)]),
     connect: (deviceId) => admitted([connect.take(deviceId)]),
+    mayConnect: (deviceId) => admitted([connect.peek(deviceId)]),
     enroll(ip) {
       const network = networkOf(ip)
       return admitted([enrollFailures.peek(network), enroll.take(network)])
@@ -152,11 +159,15 @@ class Bucket implements SharedBucket {
 
   private standing(allowed: boolean, fullAt: number, now: number): Standing {
     const resetMs = Math.max(0, fullAt - now)
-    const remaining = Math.max(0, Math.floor(this.burst - resetMs / this.intervalMs))
+    const left = this.burst - resetMs / this.intervalMs + roundingForgiven
+    const remaining = Math.max(0, Math.floor(left))
     const retryMs = Math.max(0, resetMs - (this.burst - 1) * this.intervalMs)
     return { allowed, limit: this.burst, remaining, resetMs, retryMs }
   }
 }
+
+/** Intervals: forgives the rounding of sums of fractions. */
+const roundingForgiven = 0.001
 
 /**
  * One call from a bucket that is full again at `fullAt`: its new such time, or undefined when nothing
@@ -169,13 +180,15 @@ export function takeOne(
   burst: number,
 ): number | undefined {
   const next = Math.max(fullAt, now) + intervalMs
-  // A thousandth of an interval forgives the rounding of sums of fractions.
-  return next - now <= (burst + 0.001) * intervalMs ? next : undefined
+  return next - now <= (burst + roundingForgiven) * intervalMs ? next : undefined
 }
 
 /** The headers of the tightest rate; throws when one refuses. */
 function admitted(all: readonly (Standing | undefined)[]): RateHeaders {
-  const refused = all.find((standing) => standing?.allowed === false)
+  // Of several that refuse, the last to allow it again.
+  const [refused] = all
+    .filter((standing) => standing?.allowed === false)
+    .toSorted((a, b) => (b?.retryMs ?? 0) - (a?.retryMs ?? 0))
   if (!refused) return told(all)
   throw new AppError('RATE_LIMITED', 'too many requests; try again later', {
     retryAfterSeconds: Math.max(1, Math.ceil(refused.retryMs / 1000)),

@@ -17,6 +17,7 @@ import type { Mailer } from './mail.ts'
 import type { Metrics } from './metrics.ts'
 import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
+import { detailsOf } from './schema_errors.ts'
 import type { Shards } from './shards.ts'
 import type { Slots } from './slots.ts'
 import type { SealKeys } from './webhook_secrets.ts'
@@ -74,7 +75,7 @@ export interface Call<P, Q, B> {
   ip: string
   userAgent: string | null
   requestId: string
-  /** A header that the route lists in `headers`; '' when absent. */
+  /** A header that the route lists in `headers`; '' when absent. An Idempotency-Key is checked already. */
   header: (name: string) => string
   /** Rejects waiting work when the caller has gone. */
   onAbort: (listener: () => void) => void
@@ -196,17 +197,39 @@ export function parameterNames(path: string): string[] {
  * Compiles a schema. Unknown members are refused by name. `textual` reads numbers and booleans from
  * the texts of a query string, and only where the schema asks for one.
  */
-function checker(schema: TObject, prefix: string, textual = false): Checker {
+function checker(schema: TObject, prefix: '' | 'query', textual = false): Checker {
   const closed = { ...schema, additionalProperties: false }
   const compiled = Compile(closed)
+  const trimmed = Object.entries(schema.properties).flatMap(([name, member]) =>
+    isTrimmed(member) ? [name] : [],
+  )
   return {
     schema: closed,
     check(value) {
-      const candidate = textual ? fromTexts(schema, value as Record<string, string>) : value
+      const read = textual ? fromTexts(schema, value as Record<string, string>) : value
+      const candidate = trimmed.length > 0 ? withTrimmed(read, trimmed) : read
       if (compiled.Check(candidate)) return candidate
-      throw refusal(describe(compiled.Errors(candidate), prefix))
+      const at = prefix ? `/${prefix}` : ''
+      const details = detailsOf(compiled.Errors(candidate), closed)
+      throw refusal(details.map(({ path, message }) => ({ path: `${at}${path}`, message })))
     },
   }
+}
+
+/** True for what says `x-trimmed`: spaces around such a text are dropped before it is checked. */
+function isTrimmed(schema: TSchema): boolean {
+  if ('x-trimmed' in schema) return schema['x-trimmed'] === true
+  return 'anyOf' in schema && Array.isArray(schema.anyOf) && schema.anyOf.some(isTrimmed)
+}
+
+function withTrimmed(value: unknown, names: readonly string[]): unknown {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return value
+  const members: Record<string, unknown> = { ...value }
+  for (const name of names) {
+    const text = Object.hasOwn(members, name) ? members[name] : undefined
+    if (typeof text === 'string') members[name] = text.trim()
+  }
+  return members
 }
 
 /** VALIDATION_ERROR whose message says the first thing that is wrong. */
@@ -215,54 +238,14 @@ export function refusal(details: ErrorDetail[]): AppError {
   const more = details.length > 1 ? ` (and ${details.length - 1} more)` : ''
   return new AppError(
     'VALIDATION_ERROR',
-    first ? `${first.path || 'the request'} ${first.message}${more}` : 'the request is not valid',
+    first ? `${first.path || 'the body'} ${first.message}${more}` : 'the request is not valid',
     { details },
   )
 }
 
-/** VALIDATION_ERROR about one member. */
+/** VALIDATION_ERROR about one member; '' is the whole body. */
 export function invalid(path: string, message: string): AppError {
   return refusal([{ path, message }])
-}
-
-interface SchemaError {
-  keyword: string
-  instancePath: string
-  params: unknown
-  message: string
-}
-
-function describe(errors: readonly SchemaError[], prefix: string): ErrorDetail[] {
-  const at = (path: string) => (prefix ? `/${prefix}${path}` : path)
-  const details = errors.flatMap((error): ErrorDetail[] => {
-    const params = error.params as Record<string, unknown>
-    const names = (key: string) => (Array.isArray(params[key]) ? (params[key] as string[]) : [])
-    if (error.keyword === 'additionalProperties') {
-      return names('additionalProperties').map((name) => ({
-        path: at(`${error.instancePath}/${name}`),
-        message: 'is not a known field',
-      }))
-    }
-    if (error.keyword === 'required') {
-      return names('requiredProperties').map((name) => ({
-        path: at(`${error.instancePath}/${name}`),
-        message: 'is required',
-      }))
-    }
-    if (error.keyword === 'enum' || error.keyword === 'anyOf' || error.keyword === 'const') {
-      const allowed = names('allowedValues')
-      const message = allowed.length > 0 ? `must be one of ${allowed.join(', ')}` : error.message
-      return [{ path: at(error.instancePath), message }]
-    }
-    // A false schema is the echo of an unknown member, which is told above by its name.
-    if (error.keyword === 'boolean') return []
-    return [{ path: at(error.instancePath), message: error.message }]
-  })
-  const seen = new Set<string>()
-  return details.filter(({ path, message }) => {
-    const key = `${path}\n${message}`
-    return seen.has(key) ? false : seen.add(key)
-  })
 }
 
 function fromTexts(schema: TObject, texts: Record<string, string>): Record<string, unknown> {

@@ -50,6 +50,9 @@ async function goOffline(ids: readonly string[], secondsAgo: readonly number[] |
   await db.query(offlineSql, [
     `{${ids.join(',')}}`,
     `{${ids.map((id) => epochs.get(id)).join(',')}}`,
+    `{${ids.map(() => 0).join(',')}}`,
+    ids.map(() => null),
+    ids.map(() => null),
     `{${ids.map(() => newId()).join(',')}}`,
   ])
   for (const [n, id] of ids.entries()) {

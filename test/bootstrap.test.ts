@@ -144,7 +144,7 @@ test('an invitation by hand is made, and repeated with a new link until it is ac
   assert.match(first.out, /^https:\/\/hub\.example\.org\/accept-invite#token=min_[\w-]{43}\n$/)
   const second = await runAdmin(['invite', 'new@example.org'])
   assert.equal(second.code, 0, second.err)
-  assert.match(second.out, /^http:\/\/localhost:8080\/accept-invite#token=min_/)
+  assert.match(second.out, /^http:\/\/127\.0\.0\.1:8080\/accept-invite#token=min_/)
   assert.notEqual(second.out.split('=')[1], first.out.split('=')[1])
   const [user] = await db.query<{ hash: Buffer }>('select invite_hash as hash from users')
   assert.deepEqual(user?.hash, sha256(second.out.trim().split('=')[1] ?? ''))

@@ -210,3 +210,58 @@ test('no sequence of calls gets more than the burst and what the time gave back'
     }),
   )
 })
+
+test('the headers agree: Remaining calls are allowed, after Retry-After one is, after Reset all are', () => {
+  const rate = fc.record({
+    API: fc.integer({ min: 1, max: 5000 }),
+    API_BURST: fc.integer({ min: 1, max: 50 }),
+    waitsMs: fc.array(fc.nat(3000), { maxLength: 60 }),
+  })
+  fc.assert(
+    fc.property(rate, ({ waitsMs, ...overrides }) => {
+      const { clock, rates } = fixture(overrides)
+      const spend = () => {
+        for (let calls = 0; ; calls++) {
+          try {
+            rates.api('u')
+          } catch (error) {
+            return { calls, refusal: error as AppError }
+          }
+        }
+      }
+      let headers: RateHeaders = {}
+      for (const waitMs of [0, ...waitsMs]) {
+        clock.ms += waitMs
+        try {
+          headers = rates.api('u')
+        } catch (error) {
+          headers = (error as AppError).headers ?? {}
+        }
+      }
+      const { calls, refusal } = spend()
+      assert.equal(calls, Number(headers['RateLimit-Remaining']))
+      const retrySeconds = refusal.retryAfterSeconds ?? 0
+      const resetSeconds = Number(refusal.headers?.['RateLimit-Reset'])
+      assert.ok(retrySeconds <= resetSeconds, `${retrySeconds} s, then ${resetSeconds} s`)
+      const refusedMs = clock.ms
+      clock.ms = refusedMs + retrySeconds * 1000
+      assert.ok(spend().calls >= 1)
+      clock.ms += Number(refusalOf(() => rates.api('u')).headers?.['RateLimit-Reset']) * 1000
+      assert.equal(spend().calls, Number(refusal.headers?.['RateLimit-Limit']))
+    }),
+  )
+})
+
+test('of two rates that refuse, the longer wait is told', () => {
+  const { rates } = fixture({ ENROLL: 600, ENROLL_FAILURES: 1, LOGIN: 1, LOGIN_IP: 20 })
+  for (let n = 0; n < 20; n++) rates.loginFailed(ip, n === 0 ? email : `user${n}@example.org`)
+  assert.equal(refusalOf(() => rates.login(ip, email)).retryAfterSeconds, 300)
+})
+
+test('asking whether a device may connect takes nothing and refuses as connecting would', () => {
+  const { rates } = fixture({ CONNECT: 2 })
+  for (let n = 0; n < 10; n++) rates.mayConnect('d')
+  rates.connect('d')
+  rates.connect('d')
+  assert.equal(refusalOf(() => rates.mayConnect('d')).retryAfterSeconds, 30)
+})

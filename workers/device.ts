@@ -110,8 +110,8 @@ export type Effect =
   | { type: 'ack'; id: string }
   | { type: 'heartbeat_ack'; seq: number }
   | { type: 'close'; code: number; reason: string }
-  /** Presence ends: the socket is gone. */
-  | { type: 'offline' }
+  /** Presence ends: the socket is gone. With what `seen` would have told. */
+  | { type: 'offline'; metrics: AgentMetrics | null; agentVersion: string | null }
   /** Presence lives: lastSeenAt and the metrics since the last flush. */
   | { type: 'seen'; metrics: AgentMetrics | null; agentVersion: string | null }
   /** `stage` as it is now: the command may have moved on when this is carried out. */
@@ -426,7 +426,7 @@ function closed(device: Device): Effect[] {
     command.stage = 'pending'
     effects.push({ type: 'progress', command, stage: 'pending' })
   }
-  effects.push({ type: 'offline' })
+  effects.push({ type: 'offline', metrics: device.metrics, agentVersion: device.agentVersion })
   return effects
 }
 

@@ -41,7 +41,10 @@ function check(members: Members, chars: number): ReadFrame {
         : noId
     case 'inventory':
       return chars > limits.inventoryBytesMax
-        ? { fault: 'large', message: `an inventory may hold ${limits.inventoryBytesMax} bytes` }
+        ? {
+            fault: 'large',
+            message: `an inventory may hold at most ${limits.inventoryBytesMax} bytes`,
+          }
         : { frame: inventory(members) }
     case 'alert':
       return alert(members)
@@ -101,15 +104,24 @@ function result(members: Members): ReadFrame {
       type: 'result',
       id,
       status: known,
-      exitCode: Number.isSafeInteger(exitCode) ? (exitCode as number) : null,
+      exitCode: isExitCode(exitCode) ? exitCode : null,
       stdout: out.text,
       stderr: err.text,
       truncated: truncated === true || out.cut || err.cut || why.cut,
       error: typeof error === 'string' ? why.text : null,
-      ...(Number.isFinite(durationMs) ? { durationMs: durationMs as number } : {}),
+      ...(isDuration(durationMs) ? { durationMs } : {}),
       ...(data === undefined ? {} : { data }),
     },
   }
+}
+
+/** 32 bits, signed as on Unix or unsigned as on Windows. */
+function isExitCode(value: unknown): value is number {
+  return Number.isInteger(value) && (value as number) >= -(2 ** 31) && (value as number) < 2 ** 32
+}
+
+function isDuration(value: unknown): value is number {
+  return typeof value === 'number' && value >= 0 && value <= Number.MAX_SAFE_INTEGER
 }
 
 /** The longest head of a text whose JSON encoding fits; what an honest agent has done already. */

@@ -34,7 +34,7 @@ import { jsonOf, readFrame } from './frames.ts'
 import { Observations } from './observations.ts'
 import { Organizations } from './organizations.ts'
 import { ScriptFrames } from './script_frames.ts'
-import { Store, type Claimed, type StoredCommand } from './store.ts'
+import { Store, type Claimed, type Seen, type StoredCommand } from './store.ts'
 import { crossingWrite, highBits } from './thresholds.ts'
 
 const data = workerData as ShardData
@@ -227,6 +227,11 @@ function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
   }
   // Spread over the interval, or a whole fleet that came at once would flush at once for ever.
   const device = openDevice(socket, clock(), clock() + Math.random() * limits.presenceFlushMs)
+  // What the earlier connection told and nobody wrote yet is written with this one.
+  if (earlier !== undefined) {
+    device.metrics = earlier.metrics
+    device.agentVersion = earlier.agentVersion
+  }
   byId.set(device.id, device)
   byConn[socket.conn] = device
   const { deviceId, orgId, conn, ip, tokenRotated } = socket
@@ -349,16 +354,12 @@ function apply(device: Device, effect: Effect): void {
     case 'close':
       return closeDevice(device, effect.code, effect.reason)
     case 'offline':
-      if (device.epoch !== 0 && !leaving) store.offline(device.id, device.epoch)
-      return
+      if (device.epoch === 0) return
+      // A hub that goes down says what it heard last, and leaves the status to the next one.
+      if (leaving) return store.seen(seenOf(device, effect))
+      return store.offline(seenOf(device, effect))
     case 'seen':
-      return store.seen({
-        deviceId: device.id,
-        epoch: device.epoch,
-        atMs: device.heardMs + stalledMs,
-        metrics: effect.metrics,
-        agentVersion: effect.agentVersion,
-      })
+      return store.seen(seenOf(device, effect))
     case 'progress':
       return writeState(device, effect.command, effect.stage)
     case 'end':
@@ -376,6 +377,12 @@ function apply(device: Device, effect: Effect): void {
     case 'crossing':
       return store.alert(crossingWrite(device, effect.crossing))
   }
+}
+
+function seenOf(device: Device, effect: Pick<Seen, 'metrics' | 'agentVersion'>): Seen {
+  const { metrics, agentVersion } = effect
+  const atMs = device.heardMs + stalledMs
+  return { deviceId: device.id, epoch: device.epoch, atMs, metrics, agentVersion }
 }
 
 function onStray(device: Device, { frame }: Extract<Effect, { type: 'stray' }>): void {
@@ -475,7 +482,10 @@ function onClaimed({ claim, epoch, commands, high }: Claimed): void {
   }
   if (device?.id !== claim.deviceId || device.epoch !== 0) {
     // The socket closed while it was claimed.
-    if (epoch !== 0 && byId.get(claim.deviceId) === undefined) store.offline(claim.deviceId, epoch)
+    if (epoch !== 0 && byId.get(claim.deviceId) === undefined) {
+      const nothing = { atMs: 0, metrics: null, agentVersion: null }
+      store.offline({ deviceId: claim.deviceId, epoch, ...nothing })
+    }
     return
   }
   if (epoch === 0) return closeDevice(device, closeCodes.decommissioned, 'decommissioned')

@@ -72,21 +72,31 @@ select c.device_id as id, c.epoch::text as epoch, (
 ) as high
 from claimed c`
 
-/** The socket of this epoch is gone. $1 device ids, $2 epochs, $3 event ids */
+/**
+ * The socket of this epoch is gone, and with it comes what was heard on it last.
+ * $1–$5 as in seenSql, $6 event ids
+ */
 export const offlineSql = `
 with i as (
-  select * from unnest($1::uuid[], $2::bigint[], $3::uuid[]) as i(device_id, epoch, event_id)
+  select * from unnest($1::uuid[], $2::bigint[], $3::float8[], $4::text[], $5::text[], $6::uuid[])
+    as i(device_id, epoch, at_ms, metrics, version, event_id)
 ), p as (
-  select p.device_id, i.event_id from device_presence p
+  select p.device_id, i.event_id, i.at_ms, i.metrics, i.version from device_presence p
   join i on i.device_id = p.device_id and i.epoch = p.epoch
   where p.status = 'online'
   order by p.device_id
   for update of p
 ), gone as (
   update device_presence d set status = 'offline', status_at = now(), node_id = null,
-    absent = d.offline_alert_id is null
+    absent = d.offline_alert_id is null,
+    last_seen_at = greatest(d.last_seen_at, to_timestamp(p.at_ms / 1000)),
+    metrics = coalesce(p.metrics::jsonb, d.metrics)
   from p where d.device_id = p.device_id
   returning d.device_id, d.org_id, p.event_id
+), versions as (
+  update devices d set agent_version = p.version, updated_at = now()
+  from p where d.id = p.device_id and d.id = any($1::uuid[]) and p.version is not null
+    and d.agent_version is distinct from p.version
 )
 insert into events (id, org_id, type, at, site_id, data)
 select g.event_id, g.org_id, 'device.offline', now(), d.site_id,
@@ -94,7 +104,8 @@ select g.event_id, g.org_id, 'device.offline', now(), d.site_id,
 from gone g join devices d on d.id = g.device_id`
 
 /**
- * lastSeenAt and metrics, and the agent's version where it changed.
+ * lastSeenAt and metrics, and the agent's version where it changed. What waited until after the device
+ * went offline may be older than what came with that.
  * $1 device ids, $2 epochs, $3 ms since 1970, $4 metrics or null, $5 agent versions or null
  */
 export const seenSql = `
@@ -112,7 +123,8 @@ with i as (
 )
 update device_presence p
 set last_seen_at = greatest(p.last_seen_at, to_timestamp(i.at_ms / 1000)),
-  metrics = coalesce(i.metrics::jsonb, p.metrics)
+  metrics = case when p.status = 'online' or to_timestamp(i.at_ms / 1000) >= p.last_seen_at
+    then coalesce(i.metrics::jsonb, p.metrics) else p.metrics end
 from i where p.device_id = i.device_id and p.epoch = i.epoch
 returning p.device_id as id`
 

@@ -69,11 +69,6 @@ export interface StoreEvents {
   onProblem(message: string, details: Record<string, unknown>): void
 }
 
-interface Offline {
-  deviceId: string
-  epoch: number
-}
-
 interface Check {
   deviceId: string
   id: string
@@ -93,7 +88,7 @@ interface Stray {
 export class Store {
   readonly commands: CommandWrites
   private readonly claims: Batcher<Claim>
-  private readonly offlines: Batcher<Offline>
+  private readonly offlines: Batcher<Seen>
   private readonly sightings: Batcher<Seen>
   private readonly inventories: Batcher<Inventory>
   private readonly strays: Batcher<Stray>
@@ -135,8 +130,8 @@ export class Store {
     this.claims.push(claim)
   }
 
-  offline(deviceId: string, epoch: number): void {
-    this.offlines.push({ deviceId, epoch })
+  offline(last: Seen): void {
+    this.offlines.push(last)
   }
 
   seen(seen: Seen): void {
@@ -260,22 +255,12 @@ export class Store {
     )
   }
 
-  private async writeOfflines(items: Offline[]): Promise<void> {
-    await this.db.query(offlineSql, [
-      plainArray(items.map((item) => item.deviceId)),
-      plainArray(items.map((item) => item.epoch)),
-      plainArray(items.map(() => newId())),
-    ])
+  private async writeOfflines(items: Seen[]): Promise<void> {
+    await this.db.query(offlineSql, [...seenArrays(items), plainArray(items.map(() => newId()))])
   }
 
   private async writeSightings(items: Seen[]): Promise<void> {
-    const rows = await this.db.query<{ id: string }>(seenSql, [
-      plainArray(items.map((item) => item.deviceId)),
-      plainArray(items.map((item) => item.epoch)),
-      plainArray(items.map((item) => item.atMs)),
-      textArray(items.map((item) => (item.metrics === null ? null : JSON.stringify(item.metrics)))),
-      textArray(items.map((item) => item.agentVersion)),
-    ])
+    const rows = await this.db.query<{ id: string }>(seenSql, seenArrays(items))
     const written = new Set(rows.map((row) => row.id))
     const lost = items.filter((item) => !written.has(item.deviceId))
     if (lost.length > 0) this.events.onSuperseded(lost)
@@ -309,6 +294,17 @@ export class Store {
     }
     this.events.onStrays(items.map(({ deviceId, frame }) => ({ deviceId, id: frame.id })))
   }
+}
+
+/** $1 to $5 of the statements that write what was seen. */
+function seenArrays(items: readonly Seen[]): string[] {
+  return [
+    plainArray(items.map((item) => item.deviceId)),
+    plainArray(items.map((item) => item.epoch)),
+    plainArray(items.map((item) => item.atMs)),
+    textArray(items.map((item) => (item.metrics === null ? null : JSON.stringify(item.metrics)))),
+    textArray(items.map((item) => item.agentVersion)),
+  ]
 }
 
 function withoutId(frame: ResultFrame): unknown {

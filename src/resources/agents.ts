@@ -111,19 +111,32 @@ async function enrollDevice(
   token: string,
 ): Promise<{ id: string; orgId: string; siteId: string }> {
   if (secret === '') throw wrongSecret('send the enrollment secret')
+  const { siteId } = call.body
   const repeat = await findRepeat(tx, call, secret, token)
   if (repeat) return repeat
-  const place = isGlobalSecret(ctx, secret)
-    ? await globalPlace(tx, call.body.siteId)
-    : await keyPlace(tx, secret, call.body.siteId)
   const known = await findByToken(tx, bearer(call.header('authorization')))
-  if (known?.gone) {
+  // The global secret leads a device that proves itself to where it lives.
+  const home = known && !known.gone ? known.siteId : undefined
+  const place = isGlobalSecret(ctx, secret)
+    ? await globalPlace(tx, siteId ?? home)
+    : await keyPlace(tx, secret, siteId)
+  if (known === undefined) return insertDevice(tx, call, place, secret, token)
+  if (known.gone) {
     const message = 'this device is decommissioned; enroll it anew without its old token'
     throw new AppError('DEVICE_DECOMMISSIONED', message, { status: 403 })
   }
-  // The proof counts inside its own organization only; elsewhere this is a new device.
-  if (known?.orgId === place.orgId) return reenroll(tx, call, known, token)
-  return insertDevice(tx, call, place, secret, token)
+  if (known.orgId !== place.orgId) throw livesElsewhere(siteId)
+  return reenroll(tx, call, known, token)
+}
+
+/** Never a second device unasked: its history and its commands are at the first one. */
+function livesElsewhere(siteId: string | undefined): AppError {
+  const message = 'belongs to another organization than the device whose token was sent'
+  if (siteId !== undefined) return invalid('/siteId', message)
+  return new AppError(
+    'CONFLICT',
+    `the enrollment key ${message}; decommission the device there, or enroll without its old token`,
+  )
 }
 
 function isGlobalSecret({ config }: Context, secret: string): boolean {
@@ -133,33 +146,50 @@ function isGlobalSecret({ config }: Context, secret: string): boolean {
   return current || previous
 }
 
-/** A repeat of an enrollment whose answer was lost: the same row with a new token. */
+/**
+ * A repeat of an enrollment whose answer was lost: the same row with a new token. Throws
+ * IDEMPOTENCY_KEY_REUSED where the key came with another body.
+ */
 async function findRepeat(tx: Queryable, call: EnrollCall, secret: string, token: string) {
-  const hash = repeatHash(call, secret)
-  if (hash === null) return undefined
+  const hashes = repeatHashes(call, secret)
+  if (hashes === null) return undefined
+  const { request, body } = hashes
   // Two repeats at once: the second waits until the first has made the row.
-  await tx.query('select pg_advisory_xact_lock(hashtextextended($1, 0))', [hash.toString('hex')])
+  await tx.query('select pg_advisory_xact_lock(hashtextextended($1, 0))', [request.toString('hex')])
+  const earlier = await tx.query<{ id: string; fresh: boolean; same: boolean }>(
+    `select d.id, p.epoch = 0 and d.decommissioned_at is null as fresh,
+      d.enroll_key_hash in ($1::bytea, $1::bytea || $2::bytea) as same
+    from devices d join device_presence p on p.device_id = d.id
+    where d.enroll_key_hash >= $1::bytea and d.enroll_key_hash <= $1::bytea || $3::bytea
+      and d.created_at > now() - make_interval(secs => $4)`,
+    [request, body, Buffer.alloc(body.length, 0xff), limits.enrollRepeatSeconds],
+  )
+  if (earlier.some(({ same }) => !same)) {
+    const message = 'this Idempotency-Key came with another body before; make a new one'
+    throw new AppError('IDEMPOTENCY_KEY_REUSED', message)
+  }
+  const fresh = earlier.find((device) => device.fresh)
+  if (fresh === undefined) return undefined
   const [row] = await tx.query<{ id: string; orgId: string; siteId: string }>(
-    `update devices d set token_hash = $2
-    from device_presence p
-    where p.device_id = d.id and d.enroll_key_hash = $1 and p.epoch = 0
-      and d.decommissioned_at is null and d.created_at > now() - make_interval(secs => $3)
-    returning d.id, d.org_id as "orgId", d.site_id as "siteId"`,
-    [hash, sha256(token), limits.enrollRepeatSeconds],
+    `update devices set token_hash = $2 where id = $1
+    returning id, org_id as "orgId", site_id as "siteId"`,
+    [fresh.id, sha256(token)],
   )
   return row
 }
 
-function repeatHash(call: EnrollCall, secret: string): Buffer | null {
+/**
+ * What a repeat is known by: key and secret, behind which the row keeps a hash of the body. Rows of an
+ * older hub have the first alone.
+ */
+function repeatHashes(call: EnrollCall, secret: string): { request: Buffer; body: Buffer } | null {
   const key = call.header('idempotency-key')
   if (key === '') return null
-  if (key.length > limits.idempotencyKeyCharsMax) {
-    throw invalid(
-      '/headers/Idempotency-Key',
-      `may hold ${limits.idempotencyKeyCharsMax} characters`,
-    )
+  const { enrollmentSecret: _secret, ...body } = call.body
+  return {
+    request: sha256(JSON.stringify([key, secret])),
+    body: sha256(JSON.stringify(Object.entries(body).toSorted(([a], [b]) => (a < b ? -1 : 1)))),
   }
-  return sha256(JSON.stringify([key, secret]))
 }
 
 /** Where the global secret leads: the named site, or the one that the first start made. */
@@ -242,6 +272,8 @@ async function insertDevice(
   const { body } = call
   const { orgId, siteId, keyId } = place
   const id = newId()
+  const hashes = repeatHashes(call, secret)
+  const repeat = hashes && Buffer.concat([hashes.request, hashes.body])
   const twins = await tx.query<{ id: string }>(
     `select id from devices
     where org_id = $1 and machine_id = $2 and decommissioned_at is null limit 5`,
@@ -251,7 +283,7 @@ async function insertDevice(
     `insert into devices (id, org_id, site_id, token_hash, hostname, os, arch, os_version,
       agent_version, machine_id, enroll_key_hash)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
-    [id, orgId, siteId, sha256(token), ...facts(body), repeatHash(call, secret)],
+    [id, orgId, siteId, sha256(token), ...facts(body), repeat],
   )
   await tx.query('insert into device_presence (device_id, org_id) values ($1, $2)', [id, orgId])
   await insertAudit(tx, [

@@ -12,9 +12,8 @@ import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
 import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
 import { pageOfIds, type DeviceFilters } from './device_pages.ts'
+import { Name, nullable } from './shapes.ts'
 
-const nullable = <T extends ReturnType<typeof Type.String>>(type: T) =>
-  Type.Union([type, Type.Null()])
 const text = nullable(Type.String())
 const uuid = Type.String({ format: 'uuid' })
 const os = Type.Enum(['linux', 'darwin', 'windows'])
@@ -72,7 +71,7 @@ const listQuery = Type.Object({
 })
 
 const patchBody = Type.Object({
-  displayName: Type.Optional(nullable(Type.String({ minLength: 1, maxLength: 255 }))),
+  displayName: Type.Optional(nullable(Name)),
   siteId: Type.Optional(uuid),
   tags: Type.Optional(
     Type.Array(Type.String({ minLength: 1, maxLength: limits.tagCharsMax }), {

@@ -30,7 +30,8 @@ const NewOrganization = Type.Object({
     Type.String({
       maxLength: limits.slugCharsMax,
       pattern: '^[a-z0-9]+(-[a-z0-9]+)*$',
-      description: 'Unique; made from the name when absent.',
+      description:
+        'Lower-case letters and digits, with single hyphens between them. Unique; made from the name when absent.',
     }),
   ),
 })

@@ -13,7 +13,8 @@ const fields = {
   name: Type.String({
     pattern: '^[A-Za-z_][A-Za-z0-9_]*$',
     maxLength: limits.parameterNameCharsMax,
-    description: 'In upper case behind PARAM_ it is the name of the environment variable.',
+    description:
+      'Letters, digits and _, no digit first. In upper case behind PARAM_ it is the name of the environment variable.',
   }),
   type: Type.Enum([...types]),
 }
@@ -107,7 +108,7 @@ export function environmentOf(parameters: readonly Parameter[], given: Values): 
     }
   }
   if (bytes > limits.parametersBytesMax) {
-    const message = `may make an environment of ${limits.parametersBytesMax} bytes in all`
+    const message = `may make an environment of at most ${limits.parametersBytesMax} bytes in all`
     wrong.push({ path: '/parameters', message })
   }
   if (wrong.length > 0) throw refusal(wrong)

@@ -261,7 +261,7 @@ function requirePlatform(actor: Actor): void {
 
 function requireContent(content: string): string {
   if (Buffer.byteLength(content) <= limits.payloadBytesMax) return content
-  throw invalid('/content', `may have ${limits.payloadBytesMax} bytes`)
+  throw invalid('/content', `may hold at most ${limits.payloadBytesMax} bytes`)
 }
 
 function sha256Of(content: string): string {

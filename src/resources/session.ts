@@ -8,7 +8,7 @@ import { insertEvents } from '../events.ts'
 import { inactive } from '../identities.ts'
 import { limits } from '../limits.ts'
 import type { RateHeaders } from '../rates.ts'
-import { route, type Call, type Context, type Reply, type Route } from '../route.ts'
+import { invalid, route, type Call, type Context, type Reply, type Route } from '../route.ts'
 import {
   ownerOfToken,
   revokeOtherSessions,
@@ -288,6 +288,9 @@ async function changePassword(
 ): Promise<Reply> {
   const { userId, sessionId, orgId, email } = call.actor
   const password = presented('currentPassword', call.body.currentPassword)
+  if (call.body.newPassword === password) {
+    throw invalid('/newPassword', 'is the same as the current password')
+  }
   // The rate of logins: a stolen access token must not become a way to guess the password.
   admitLogin(ctx, call.ip, email)
   const [stored] = await ctx.db.query<{ hash: string | null }>(

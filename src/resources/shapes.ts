@@ -5,7 +5,12 @@ import { invalid } from '../route.ts'
 
 export const Id = Type.String({ format: 'uuid' })
 export const Time = Type.String({ format: 'date-time', description: 'ISO-8601 UTC, milliseconds.' })
-export const Name = Type.String({ minLength: 1, maxLength: limits.nameCharsMax, pattern: '\\S' })
+/** A name that people give; spaces around it are dropped. */
+export const Name = Type.String({
+  minLength: 1,
+  maxLength: limits.nameCharsMax,
+  'x-trimmed': true,
+})
 
 export function nullable<T extends TSchema>(schema: T) {
   return Type.Union([schema, Type.Null()])
@@ -14,7 +19,7 @@ export function nullable<T extends TSchema>(schema: T) {
 /** A credential as presented: any text, refused only when it is too long to be hashed for free. */
 export function presented(name: string, value: string): string {
   if (Buffer.byteLength(value) <= limits.credentialBytesMax) return value
-  throw invalid(`/${name}`, `may have ${limits.credentialBytesMax} bytes`)
+  throw invalid(`/${name}`, `may hold at most ${limits.credentialBytesMax} bytes`)
 }
 
 /** Wraps a select: each row becomes one JSON text, `item`. */

@@ -309,7 +309,7 @@ async function requireRoom(tx: Queryable, scope: Scope, orgId: string): Promise<
     [orgId],
   )
   if ((row?.count ?? 0) < limits.webhooksMax) return
-  throw new AppError('CONFLICT', `an organization may have ${limits.webhooksMax} webhooks`)
+  throw new AppError('CONFLICT', `an organization may have at most ${limits.webhooksMax} webhooks`)
 }
 
 async function updateWebhook(

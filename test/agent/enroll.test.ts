@@ -1,7 +1,7 @@
 // Enrollment through the real command line.
 
 import assert from 'node:assert/strict'
-import { readFileSync, readdirSync, statSync } from 'node:fs'
+import { mkdirSync, readFileSync, readdirSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { enrollAt, makeFolder, runCli } from './support/agent.ts'
@@ -15,7 +15,7 @@ test('enroll writes a private identity and token and tells what to do next', asy
   const { code, stdout } = await runCli(args)
   assert.equal(code, 0)
   assert.match(stdout, new RegExp(`Enrolled as device ${hub.deviceId}`))
-  assert.match(stdout, /Next: muster-agent run --supervised --state/)
+  assert.match(stdout, /Next: npm run -s agent -- run --state/)
   assert.equal(statSync(state).mode & 0o777, 0o700)
   assert.equal(statSync(join(state, 'token')).mode & 0o777, 0o600)
   assert.ok(hub.tokens.has(readFileSync(join(state, 'token'), 'utf8').trim()))
@@ -154,4 +154,37 @@ test('version prints the version alone; help names every command and flag', asyn
   }
   for (const word of ['--insecure', '--supervised', '--json'])
     assert.ok(stdout.includes(word), word)
+})
+
+test('a folder that holds something else is refused and left as it is', async () => {
+  await using hub = await startFakeHub()
+  using folder = makeFolder()
+  const state = join(folder.path, 'documents')
+  mkdirSync(state, { mode: 0o755 })
+  writeFileSync(join(state, 'letter.txt'), 'dear reader')
+  const args = ['enroll', '--url', hub.url, '--secret', secret, '--state', state]
+  const { code, stderr } = await runCli(args)
+  assert.equal(code, 1)
+  assert.match(stderr, /^muster-agent: cannot use the state folder .*letter\.txt.*\n$/)
+  assert.deepEqual(readdirSync(state), ['letter.txt'])
+  assert.equal(statSync(state).mode & 0o777, 0o755)
+  assert.equal(hub.enrolls.length, 0)
+})
+
+test('a refused enrollment takes away every folder that it made', async () => {
+  await using hub = await startFakeHub()
+  using folder = makeFolder()
+  const state = join(folder.path, 'a', 'b', 'state')
+  const args = ['enroll', '--url', hub.url, '--secret', 'wrong', '--state', state]
+  assert.equal((await runCli(args)).code, 1)
+  assert.deepEqual(readdirSync(folder.path), [])
+})
+
+test('a folder of an agent that died while it enrolled can be used', async () => {
+  await using hub = await startFakeHub()
+  using folder = makeFolder()
+  writeFileSync(join(folder.path, 'lock'), '{"pid":0}')
+  writeFileSync(join(folder.path, 'token.new'), '')
+  await enrollAt(hub.url, folder.path)
+  assert.equal(hub.enrolls.length, 1)
 })
