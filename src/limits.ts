@@ -157,6 +157,8 @@ export const limits = {
   // ---- agents
   /** Heartbeat interval told to agents. */
   heartbeatSeconds: 30,
+  /** A socket whose writes are refused is closed as superseded, unless a better reason comes first. */
+  supersededMs: 250,
   /** Offline after this many intervals without a heartbeat: one lost beat is no outage. */
   heartbeatIntervalsMax: 2.5,
   /** A text frame; a result with stdout and stderr of 1 MiB each fits with room. */

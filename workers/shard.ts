@@ -447,8 +447,13 @@ function closeDevice(device: Device | undefined, code: number, reason: string): 
 
 function supersede(device: Device | undefined, epoch: number): void {
   if (device?.epoch !== epoch) return
-  onReplaced(device)
-  closeDevice(device, closeCodes.superseded, 'a newer socket of this device')
+  // A decommission raises the epoch too, and the news of it is on its way: let that name the reason.
+  setTimeout(() => {
+    if (byId.get(device.id) !== device || device.epoch !== epoch) return
+    onReplaced(device)
+    closeDevice(device, closeCodes.superseded, 'a newer socket of this device')
+    flush()
+  }, limits.supersededMs)
 }
 
 function sendTo(device: Device | undefined, frame: HubFrame): void {
