@@ -9,7 +9,8 @@ import { newEventId } from '../events.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageRow, type Pager } from '../page.ts'
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
-import { asItem, asPage, Id, nullable, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, nullable, Time } from './shapes.ts'
 
 const statuses = ['active', 'acknowledged', 'resolved'] as const
 
@@ -158,6 +159,8 @@ const statusSql = {
   resolved: `a.status = 'resolved'`,
 }
 
+const source: Source = { columns, tables: 'alerts a', id: 'a.id' }
+
 function listAlerts(
   db: Queryable,
   scope: Scope,
@@ -171,22 +174,14 @@ function listAlerts(
   if (filters.deviceId !== undefined) where.and('a.device_id = ?', filters.deviceId)
   if (filters.orgId !== undefined) where.and('a.org_id = ?', filters.orgId)
   if (filters.siteId !== undefined) where.and('a.site_id = ?', filters.siteId)
-  if (page.after) where.and('a.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(`select ${columns} from alerts a ${where.text()} order by a.id desc limit ${limit}`),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** An alert as JSON text. Throws NOT_FOUND outside of the scope. */
 async function getAlert(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scoped(scope).and('a.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from alerts a ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw notFound(id)
 }
 

@@ -8,7 +8,8 @@ import { route, type Call, type Context, type Reply, type Route } from '../route
 import { ExportQuery, startExport } from './audit_export.ts'
 import { auditConditions, auditFilters, AuditResult } from './audit_filters.ts'
 import { auditColumns, organizationNotFound, requireOrganization } from './audit_rows.ts'
-import { asPage, Id, nullable, Time } from './shapes.ts'
+import { newestFirst, type Source } from './rows.ts'
+import { Id, nullable, Time } from './shapes.ts'
 
 const text = nullable(Type.String())
 
@@ -126,11 +127,8 @@ async function verify(
 
 // ---- queries ---------------------------------------------------------------------------------
 
+const source: Source = { columns: auditColumns, tables: 'audit a', id: 'a.id' }
+
 function listAudit(db: Queryable, where: Where, page: Pager): Promise<PageRow[]> {
-  if (page.after) where.and('a.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(`select ${auditColumns} from audit a ${where.text()} order by a.id desc limit ${limit}`),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }

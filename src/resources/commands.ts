@@ -11,8 +11,9 @@ import { AppError } from '../errors.ts'
 import { countEndsSql } from '../execution_ends.ts'
 import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
-import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
+import { pageOf, pageQuery, pager } from '../page.ts'
 import { idParams, invalid, refusal, route, type Call, type Context, type Route } from '../route.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
 import { withinScope } from './devices.ts'
 
 const uuid = Type.String({ format: 'uuid' })
@@ -116,15 +117,14 @@ const tables = `commands c
   join device_presence p on p.device_id = c.device_id
   join organizations o on o.id = d.org_id`
 
+const source: Source = { columns, tables, id: 'c.id' }
+
 /** One command as JSON text; throws NOT_FOUND outside the scope. */
 async function findCommand(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = withinScope(new Where().and('c.id = ?', id), scope)
-  const [row] = await db.query<{ item: string }>(
-    `select row_to_json(t)::text as item from (select ${columns} from ${tables} ${where.text()}) t`,
-    where.values,
-  )
-  if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
-  return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
+  throw new AppError('NOT_FOUND', 'there is no such command')
 }
 
 async function requireDevice(db: Queryable, scope: Scope, id: string): Promise<void> {
@@ -170,14 +170,7 @@ export const commandRoutes: Route[] = [
       const page = pager(ctx.cursorKey, binding, query)
       const where = withinScope(new Where().and('c.device_id = ?', params.id), actor)
       if (query.status !== undefined) where.and(statusSql[query.status])
-      if (page.after) where.and('c.id < ?::uuid', ...page.after)
-      const rows = await ctx.db.query<PageRow>(
-        `select row_to_json(t)::text as item, array[t.id::text] as keys from (
-          select ${columns} from ${tables} ${where.text()}
-          order by c.id desc limit ${where.value(page.limit + 1)}) t`,
-        where.values,
-      )
-      return { status: 200, json: page.envelope(rows) }
+      return { status: 200, json: page.envelope(await newestFirst(ctx.db, source, where, page)) }
     },
   }),
   route({

@@ -8,7 +8,8 @@ import { newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageQuery, type PageRow, type Pager } from '../page.ts'
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
-import { asItem, asPage, Id, Name, nullable, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, Name, nullable, Time } from './shapes.ts'
 import { getSite, scopedSites, siteNotFound } from './sites.ts'
 
 export const EnrollmentKey = Type.Object({
@@ -139,24 +140,18 @@ const columns = `k.id, k.org_id as "orgId", k.site_id as "siteId", k.name, k.use
 
 const keys = 'enrollment_keys k join sites s on s.id = k.site_id'
 
+const source: Source = { columns, tables: keys, id: 'k.id' }
+
 function listKeys(db: Queryable, scope: Scope, siteId: string, page: Pager): Promise<PageRow[]> {
   const where = scopedSites(scope).and('k.site_id = ?', siteId)
-  if (page.after) where.and('k.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(`select ${columns} from ${keys} ${where.text()} order by k.id desc limit ${limit}`),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** A key as JSON text, without its secret. Throws NOT_FOUND outside of the scope. */
 async function getKey(db: Queryable, scope: Scope, siteId: string, id: string): Promise<string> {
   const where = scopedSites(scope).and('k.site_id = ?', siteId).and('k.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from ${keys} ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw new AppError('NOT_FOUND', `there is no enrollment key ${id} of this site`)
 }
 

@@ -5,7 +5,8 @@ import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { endColumns } from '../execution_ends.ts'
 import { ParameterValues } from './parameters.ts'
-import { asItem, Id, nullable, Time, type Item } from './shapes.ts'
+import { findItem, type Source } from './rows.ts'
+import { Id, nullable, Time } from './shapes.ts'
 
 const count = (description: string) => Type.Integer({ minimum: 0, description })
 
@@ -52,8 +53,7 @@ const sums = endColumns.map((column) => `coalesce(sum(n.${column}), 0)::int as $
 const ends = endColumns.map((column) => `'${column}', e.${column} + n.${column}`)
 const ended = endColumns.map((column) => `e.${column} - n.${column}`).join(' - ')
 
-/** Columns of an `Execution`; the rows are `executionTables`. */
-export const executionColumns = `e.id, e.org_id as "orgId", e.script_id as "scriptId", e.version,
+const columns = `e.id, e.org_id as "orgId", e.script_id as "scriptId", e.version,
   e.status, e.error,
   json_build_object('total', e.total, 'refused', e.refused, 'started', e.started,
     'open', e.started - ${ended}, ${ends.join(', ')},
@@ -64,9 +64,12 @@ export const executionColumns = `e.id, e.org_id as "orgId", e.script_id as "scri
   iso(e.created_at) as "createdAt", iso(e.started_at) as "startedAt",
   iso(e.completed_at) as "completedAt", iso(e.expires_at) as "expiresAt"`
 
-export const executionTables = `executions e cross join lateral (
+const tables = `executions e cross join lateral (
     select ${sums.join(', ')} from execution_ends n where n.execution_id = e.id
   ) n`
+
+/** Where an `Execution` is read from. */
+export const executionSource: Source = { columns, tables, id: 'e.id' }
 
 /** The condition that an execution `e` is the scope's: all that it concerns is. */
 export function scopedExecutions(scope: Scope): Where {
@@ -79,10 +82,7 @@ export function scopedExecutions(scope: Scope): Where {
 /** An execution as JSON text. Throws NOT_FOUND outside of the scope. */
 export async function getExecution(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scopedExecutions(scope).and('e.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${executionColumns} from ${executionTables} ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, executionSource, where)
+  if (item !== undefined) return item
   throw new AppError('NOT_FOUND', `there is no execution ${id}`)
 }

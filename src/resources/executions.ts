@@ -10,13 +10,13 @@ import { withinScope } from './devices.ts'
 import { DryRun, ExecuteBody, executeScript, Refused } from './execute.ts'
 import {
   Execution,
-  executionColumns,
   executionFields,
-  executionTables,
+  executionSource,
   getExecution,
   scopedExecutions,
 } from './execution_row.ts'
-import { asPage, Id, nullable } from './shapes.ts'
+import { newestFirst } from './rows.ts'
+import { Id, nullable } from './shapes.ts'
 
 const NewExecution = Type.Object({ ...executionFields, failed: Type.Array(Refused) })
 
@@ -98,15 +98,7 @@ async function list(
   const where = scopedExecutions(actor)
   if (orgId !== null) where.and('e.org_id = ?', orgId)
   if (scriptId !== null) where.and('e.script_id = ?', scriptId)
-  if (page.after) where.and('e.id < ?::uuid', page.after[0])
-  const limit = where.value(page.limit + 1)
-  const rows = await ctx.db.query<PageRow>(
-    asPage(
-      `select ${executionColumns} from ${executionTables} ${where.text()}
-       order by e.id desc limit ${limit}`,
-    ),
-    where.values,
-  )
+  const rows = await newestFirst(ctx.db, executionSource, where, page)
   return { status: 200, json: page.envelope(rows) }
 }
 

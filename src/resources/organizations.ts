@@ -11,7 +11,8 @@ import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageQuery, type PageRow, type Pager } from '../page.ts'
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
 import { mergeSettings, OrganizationSettings, SettingsPatch, type Settings } from './settings.ts'
-import { asItem, asPage, Id, Name, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, Name, Time } from './shapes.ts'
 
 export const Organization = Type.Object({
   id: Id,
@@ -153,26 +154,18 @@ function scoped(scope: Scope): Where {
   return scope.orgId === null ? where : where.and('o.id = ?', scope.orgId)
 }
 
+const source: Source = { columns, tables: 'organizations o', id: 'o.id' }
+
 function listOrganizations(db: Queryable, scope: Scope, page: Pager): Promise<PageRow[]> {
   const where = scoped(scope)
-  if (page.after) where.and('o.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(
-      `select ${columns} from organizations o ${where.text()} order by o.id desc limit ${limit}`,
-    ),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** An organization as JSON text. Throws NOT_FOUND outside of the scope. */
 export async function getOrganization(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scoped(scope).and('o.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from organizations o ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw notFound(id)
 }
 

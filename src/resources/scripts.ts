@@ -21,7 +21,8 @@ import {
   type Route,
 } from '../route.ts'
 import { declared, NewParameters, Parameter } from './parameters.ts'
-import { asItem, Id, Name, nullable, Time, type Item } from './shapes.ts'
+import { findItem } from './rows.ts'
+import { Id, Name, nullable, Time } from './shapes.ts'
 
 const systems = ['linux', 'darwin', 'windows'] as const
 
@@ -329,11 +330,8 @@ function listScripts(
 /** A script as JSON text. Throws NOT_FOUND outside of the scope. */
 async function getScript(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = readableScripts(scope).and('s.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from ${tables} ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, { columns, tables, id: 's.id' }, where)
+  if (item !== undefined) return item
   throw scriptNotFound(id)
 }
 

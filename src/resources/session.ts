@@ -18,8 +18,8 @@ import {
   type Issued,
   type Owner,
 } from '../sessions.ts'
-import { asItem, Name, presented, type Item } from './shapes.ts'
-import { findSignIn, getUser, User, userColumns, type SignIn } from './users.ts'
+import { Name, presented } from './shapes.ts'
+import { findSignIn, getUser, User, type SignIn } from './users.ts'
 
 export const TokenResponse = Type.Object({
   accessToken: Type.String(),
@@ -344,11 +344,7 @@ async function acceptInvite(
     const source = { ...call, actor: { userId: accepted.id, email: accepted.email } }
     const subject = signInSubject('user.accept_invite', accepted.id, accepted.orgId)
     await insertAudit(tx, [auditOf(source, subject)])
-    const [row] = await tx.query<Item>(
-      asItem(`select ${userColumns} from users u where u.id = $1`),
-      [accepted.id],
-    )
-    return row?.item
+    return getUser(tx, { orgId: null, siteIds: null }, accepted.id)
   })
   return { status: 200, json: `{"user":${user}}` }
 }

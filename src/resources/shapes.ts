@@ -21,17 +21,3 @@ export function presented(name: string, value: string): string {
   if (Buffer.byteLength(value) <= limits.credentialBytesMax) return value
   throw invalid(`/${name}`, `may hold at most ${limits.credentialBytesMax} bytes`)
 }
-
-/** Wraps a select: each row becomes one JSON text, `item`. */
-export function asItem(select: string): string {
-  return `select row_to_json(t)::text as item from (${select}) t`
-}
-
-/** Wraps a select that is ordered by `id desc`: each row becomes `item` and its `keys` for a pager. */
-export function asPage(select: string): string {
-  return `select row_to_json(t)::text as item, array[t.id::text] as keys from (${select}) t order by t.id desc`
-}
-
-export interface Item extends Record<string, unknown> {
-  item: string
-}

@@ -17,7 +17,8 @@ import {
   type Reply,
   type Route,
 } from '../route.ts'
-import { asItem, asPage, Id, Name, nullable, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, Name, nullable, Time } from './shapes.ts'
 
 export const Site = Type.Object({
   id: Id,
@@ -164,6 +165,8 @@ export function scopedSites(scope: Scope): Where {
   return where
 }
 
+const source: Source = { columns, tables: 'sites s', id: 's.id' }
+
 function listSites(
   db: Queryable,
   scope: Scope,
@@ -172,22 +175,14 @@ function listSites(
 ): Promise<PageRow[]> {
   const where = scopedSites(scope)
   if (orgId !== undefined) where.and('s.org_id = ?', orgId)
-  if (page.after) where.and('s.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(`select ${columns} from sites s ${where.text()} order by s.id desc limit ${limit}`),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** A site as JSON text. Throws NOT_FOUND outside of the scope. */
 export async function getSite(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scopedSites(scope).and('s.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from sites s ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw siteNotFound(id)
 }
 

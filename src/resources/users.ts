@@ -18,7 +18,8 @@ import {
   type Route,
 } from '../route.ts'
 import { revokeOtherSessions } from '../sessions.ts'
-import { asItem, asPage, Id, Name, nullable, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, Name, nullable, Time } from './shapes.ts'
 
 export const User = Type.Object({
   id: Id,
@@ -138,7 +139,7 @@ async function update(ctx: Context, call: PatchCall): Promise<Reply> {
 // ---- queries ---------------------------------------------------------------------------------
 
 /** The columns of a user `u` as the API names them. */
-export const userColumns = `u.id, u.email, u.name, u.role, u.org_id as "orgId", u.site_ids as "siteIds",
+const userColumns = `u.id, u.email, u.name, u.role, u.org_id as "orgId", u.site_ids as "siteIds",
   u.status, iso(u.last_login_at) as "lastLoginAt", iso(u.created_at) as "createdAt",
   iso(u.updated_at) as "updatedAt"`
 
@@ -146,6 +147,8 @@ function scoped(scope: Scope): Where {
   const where = new Where()
   return scope.orgId === null ? where : where.and('u.org_id = ?', scope.orgId)
 }
+
+const source: Source = { columns: userColumns, tables: 'users u', id: 'u.id' }
 
 function listUsers(
   db: Queryable,
@@ -160,22 +163,14 @@ function listUsers(
   if (q !== undefined) {
     where.and('lower(u.email) like ?', `${q.toLowerCase().replace(/[\\%_]/g, '\\$&')}%`)
   }
-  if (page.after) where.and('u.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(`select ${userColumns} from users u ${where.text()} order by u.id desc limit ${limit}`),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** A user as JSON text. Throws NOT_FOUND outside of the scope. */
 export async function getUser(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scoped(scope).and('u.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${userColumns} from users u ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw userNotFound(id)
 }
 

@@ -8,7 +8,8 @@ import { AppError } from '../errors.ts'
 import { newId } from '../ids.ts'
 import { pageOf, pageQuery, pager, type PageQuery, type PageRow, type Pager } from '../page.ts'
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
-import { asItem, asPage, Id, nullable, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, nullable, Time } from './shapes.ts'
 import { getWebhook, lockWebhook, scopedWebhooks } from './webhooks.ts'
 
 export const WebhookDelivery = Type.Object({
@@ -154,6 +155,8 @@ const columns = `d.id, d.webhook_id as "webhookId", d.event_id as "eventId", d.e
 
 const deliveries = 'webhook_deliveries d join webhooks w on w.id = d.webhook_id'
 
+const source: Source = { columns, tables: deliveries, id: 'd.id' }
+
 function listDeliveries(
   db: Queryable,
   scope: Scope,
@@ -161,14 +164,7 @@ function listDeliveries(
   page: Pager,
 ): Promise<PageRow[]> {
   const where = scopedWebhooks(scope).and('d.webhook_id = ?', webhookId)
-  if (page.after) where.and('d.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(
-      `select ${columns} from ${deliveries} ${where.text()} order by d.id desc limit ${limit}`,
-    ),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** A delivery as JSON text. Throws NOT_FOUND outside of the scope. */
@@ -179,11 +175,8 @@ async function getDelivery(
   id: string,
 ): Promise<string> {
   const where = scopedWebhooks(scope).and('d.webhook_id = ?', webhookId).and('d.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from ${deliveries} ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw deliveryNotFound(id)
 }
 

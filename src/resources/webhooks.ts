@@ -21,7 +21,8 @@ import {
   type Route,
 } from '../route.ts'
 import { newWebhookSecret, sealSecret } from '../webhook_secrets.ts'
-import { asItem, asPage, Id, Time, type Item } from './shapes.ts'
+import { findItem, newestFirst, type Source } from './rows.ts'
+import { Id, Time } from './shapes.ts'
 
 const EventTypes = Type.Array(Type.Enum([...eventTypes]), { minItems: 1, uniqueItems: true })
 const Status = Type.Enum(['active', 'disabled'], {
@@ -250,6 +251,8 @@ export function scopedWebhooks(scope: Scope): Where {
   return where
 }
 
+const source: Source = { columns, tables: 'webhooks w', id: 'w.id' }
+
 function listWebhooks(
   db: Queryable,
   scope: Scope,
@@ -258,22 +261,14 @@ function listWebhooks(
 ): Promise<PageRow[]> {
   const where = scopedWebhooks(scope)
   if (orgId !== undefined) where.and('w.org_id = ?', orgId)
-  if (page.after) where.and('w.id < ?', page.after[0])
-  const limit = where.value(page.limit + 1)
-  return db.query<PageRow>(
-    asPage(`select ${columns} from webhooks w ${where.text()} order by w.id desc limit ${limit}`),
-    where.values,
-  )
+  return newestFirst(db, source, where, page)
 }
 
 /** A webhook as JSON text. Throws NOT_FOUND outside of the scope. */
 export async function getWebhook(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scopedWebhooks(scope).and('w.id = ?', id)
-  const [row] = await db.query<Item>(
-    asItem(`select ${columns} from webhooks w ${where.text()}`),
-    where.values,
-  )
-  if (row) return row.item
+  const item = await findItem(db, source, where)
+  if (item !== undefined) return item
   throw webhookNotFound(id)
 }
 
