@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { text } from 'node:stream/consumers'
@@ -16,6 +16,7 @@ import { startEmbedded } from '../src/embedded.ts'
 import { migrate } from '../src/migrate.ts'
 import { passwords } from '../src/passwords.ts'
 import { createDatabase } from './support/postgres.ts'
+import { removeFolder } from './support/folders.ts'
 
 const publicOrigin = 'https://hub.example.org'
 const hasher = passwords({ threads: 1 })
@@ -30,7 +31,7 @@ before(async () => {
 after(async () => {
   await Promise.all([hasher.close(), db.close()])
   await database.drop()
-  rmSync(dataDir, { recursive: true })
+  removeFolder(dataDir)
 })
 beforeEach(async () => {
   await db.query('delete from users')
@@ -177,7 +178,7 @@ test('beside a running hub the invitation finds its embedded database', async ()
   } finally {
     await own.close()
     await server.stop()
-    rmSync(folder, { recursive: true })
+    removeFolder(folder)
   }
 })
 

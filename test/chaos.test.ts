@@ -2,7 +2,7 @@
 // PostgreSQL, the hub or the agents are killed. Every command that was accepted reaches exactly one end,
 // and no id runs twice.
 import assert from 'node:assert/strict'
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { mkdtempSync, readFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
@@ -14,6 +14,7 @@ import { admin, enrollmentSecret, startHub, type Device } from './support/hub.ts
 import { freePort, HubProcess } from './support/hub_process.ts'
 import { createDatabase } from './support/postgres.ts'
 import { until } from './support/until.ts'
+import { removeFolder } from './support/folders.ts'
 
 const agentCount = 1000
 const commandCount = 5000
@@ -184,7 +185,7 @@ test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resu
   t.after(() =>
     end(trial, async () => {
       await hub.kill('SIGKILL')
-      rmSync(dataDir, { recursive: true, force: true })
+      removeFolder(dataDir)
     }),
   )
   await hub.start()
@@ -215,7 +216,7 @@ test('the hub is killed twice with commands in flight: agents come back, nothing
     end(trial, async () => {
       await hub.kill('SIGKILL')
       await database.drop()
-      rmSync(dataDir, { recursive: true, force: true })
+      removeFolder(dataDir)
     }),
   )
   await hub.start()

@@ -23,6 +23,7 @@ import pg from 'pg'
 import { startEmbedded, type EmbeddedOptions, type EmbeddedPostgres } from '../src/embedded.ts'
 import { chooseRunner } from '../src/postgres_programs.ts'
 import { until } from './support/until.ts'
+import { removeFolder } from './support/folders.ts'
 
 const isRoot = process.geteuid?.() === 0
 const onlyRoot = { skip: isRoot ? false : 'about being root' }
@@ -43,7 +44,7 @@ before(async () => {
 afterEach(async () => {
   for (const step of undo.splice(0).toReversed()) await step()
 })
-after(() => rm(root, { recursive: true, maxRetries: 10 }))
+after(() => removeFolder(root))
 
 test('the first start says what it makes, and rows outlive stop and start', async () => {
   const dataDir = join(await folder(), 'new', 'deep')
@@ -210,7 +211,7 @@ test('as root it runs where only root may enter', onlyRoot, async () => {
     assert.ok(row, `namespaces: ${namespaces}`)
     const programs = dirname(dirname(await readlink(`/proc/${server.pid}/exe`)))
     assert.equal(programs === native, namespaces, 'another account runs a copy')
-    if (!namespaces) undo.push(() => rm(programs, { recursive: true }))
+    if (!namespaces) undo.push(() => removeFolder(programs))
   }
 })
 
@@ -263,7 +264,7 @@ test('a worker thread is refused', async () => {
 
 async function folder(): Promise<string> {
   const made = await mkdtemp(join(root, 'd-'))
-  undo.push(() => rm(made, { recursive: true }))
+  undo.push(() => removeFolder(made))
   return made
 }
 
@@ -302,9 +303,11 @@ async function childHub(
     if (child.exitCode !== null || child.signalCode !== null) return
     child.kill('SIGKILL')
     await once(child, 'exit')
+    await until('its server ends with it', () => !isAlive(hub.pid))
   })
   const [line] = await once(createInterface(child.stdout), 'line')
-  return { process: child, ...JSON.parse(line) }
+  const hub: ChildHub = { process: child, ...JSON.parse(line) }
+  return hub
 }
 
 /** What a hub leaves on a system where nothing ends its server with it. */

@@ -8,13 +8,14 @@ import pg from 'pg'
 import { migrate, pendingMigrations } from '../src/migrate.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { until } from './support/until.ts'
+import { removeFolder } from './support/folders.ts'
 
 let root: string
 
 before(async () => {
   root = await mkdtemp(join(tmpdir(), 'muster-migrate-'))
 })
-after(() => rm(root, { recursive: true }))
+after(() => removeFolder(root))
 
 const first = '-- minHub: 1.0.0\ncreate table a (n int);\ninsert into a values (1);\n'
 const second = '-- minHub: 1.0.0\nalter table a add column m int;\n'

@@ -1,6 +1,6 @@
 // device_offline with real sockets and real hubs: what goes, what returns, and the silence of a restart.
 import assert from 'node:assert/strict'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
@@ -11,6 +11,7 @@ import { admin, enrollmentSecret, startHub, type Device } from './support/hub.ts
 import { freePort, HubProcess } from './support/hub_process.ts'
 import { createDatabase } from './support/postgres.ts'
 import { until } from './support/until.ts'
+import { removeFolder } from './support/folders.ts'
 
 test('a device that goes is told of, one whose site goes with it is not, and returns end both', async (t) => {
   const hub = await startHub({ HEARTBEAT_SECONDS: '1' })
@@ -68,7 +69,7 @@ test('a hub that restarts, in order or killed, raises nothing for agents that co
     await hub.kill('SIGKILL')
     await db.close()
     await database.drop()
-    rmSync(dataDir, { recursive: true, force: true })
+    removeFolder(dataDir)
   })
 
   await hub.start()

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
 import { once } from 'node:events'
-import { appendFileSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { appendFileSync, mkdtempSync, readFileSync } from 'node:fs'
 import { createServer, type AddressInfo, type Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -18,6 +18,7 @@ import { freePort, HubProcess } from './support/hub_process.ts'
 import { createDatabase } from './support/postgres.ts'
 import { startRedis, withoutRedis } from './support/redis.ts'
 import { until } from './support/until.ts'
+import { removeFolder } from './support/folders.ts'
 
 describe('what is no Redis, or not ours', () => {
   const password = 'not the right one'
@@ -153,7 +154,7 @@ describe('what is no Redis, or not ours', () => {
         await trusting.kill('SIGTERM')
         await redis.close()
         await database.drop()
-        rmSync(folder, { recursive: true, force: true })
+        removeFolder(folder)
       }
     },
   )

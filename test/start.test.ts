@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import { existsSync, mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync } from 'node:fs'
+import { existsSync, mkdtempSync, readdirSync, readFileSync, readlinkSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -14,6 +14,7 @@ import { hubVersion } from '../src/config.ts'
 import { freePort, HubProcess } from './support/hub_process.ts'
 import { createDatabase } from './support/postgres.ts'
 import { until } from './support/until.ts'
+import { removeFolder } from './support/folders.ts'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const folders = mkdtempSync(join(tmpdir(), 'muster-start-'))
@@ -24,7 +25,7 @@ let made = 0
 afterEach(async () => {
   for (const step of undo.splice(0).toReversed()) await step()
 })
-after(() => rmSync(folders, { recursive: true, force: true }))
+after(() => removeFolder(folders))
 
 test('everything that production misses is named in one message, and the exit is 78', async () => {
   const { code, stdout, stderr } = await ended(start({ NODE_ENV: 'production' }))

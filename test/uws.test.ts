@@ -10,6 +10,7 @@ import { WebSocket } from 'ws'
 import { limits } from '../src/limits.ts'
 import { fitted, fittedCopy, fittedHashes, uWS } from '../src/uws.ts'
 import { privateFolder } from '../src/private_folder.ts'
+import { removeFolder } from './support/folders.ts'
 
 const addons = dirname(createRequire(import.meta.url).resolve('uWebSockets.js'))
 const x64 = join(addons, 'uws_linux_x64_137.node')
@@ -118,7 +119,9 @@ test('in a worker thread importing it does nothing and using it is refused', asy
 
 async function folderOfOurs(t: { after(done: () => Promise<void>): void }): Promise<string> {
   const folder = await mkdtemp(join(tmpdir(), 'muster-test-'))
-  t.after(() => rm(folder, { recursive: true }))
+  t.after(() => {
+    removeFolder(folder)
+  })
   return folder
 }
 

@@ -1,7 +1,7 @@
 // A whole hub for a test file: real PostgreSQL, real sockets, port 0. Every JSON answer is checked against
 // the schema of its route; a mismatch fails the test that closes the hub.
 import assert from 'node:assert/strict'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { Compile } from 'typebox/compile'
@@ -9,6 +9,7 @@ import { ErrorBodySchema } from '../../src/openapi.ts'
 import { run, type Hub } from '../../src/main.ts'
 import type { Route } from '../../src/route.ts'
 import { createDatabase, type TestDatabase } from './postgres.ts'
+import { removeFolder } from './folders.ts'
 
 export const admin = { email: 'admin@example.com', password: 'correct horse battery' }
 export const enrollmentSecret = 'test-enrollment-secret'
@@ -115,7 +116,7 @@ export class TestHub {
   async close(): Promise<void> {
     await this.hub.close()
     await this.database.drop()
-    rmSync(this.dataDir, { recursive: true, force: true })
+    removeFolder(this.dataDir)
     assert.deepEqual(this.mismatches, [], 'answers that do not fit their schemas')
   }
 }

@@ -1,7 +1,7 @@
 // Databases for tests: one server per run of `npm test` (test/support/setup.ts), one database per caller,
 // copied from a migrated template. With TEST_DATABASE_URL the server is that one, of any version from 15.
 // Durability stays on: a database takes about 0.1 s and the server half a second, so nothing is won.
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import pg from 'pg'
@@ -9,6 +9,7 @@ import { hubVersion } from '../../src/config.ts'
 import { migrationsDirectory } from '../../src/database.ts'
 import { startEmbedded } from '../../src/embedded.ts'
 import { migrate } from '../../src/migrate.ts'
+import { removeFolder } from './folders.ts'
 
 /** A test file run by hand keeps its own server this long after its last database, for the next one. */
 const lingerMs = 300
@@ -95,7 +96,7 @@ async function anyServer(): Promise<{ url: string; stop: () => Promise<void> }> 
   const external = process.env['TEST_DATABASE_URL']
   if (external) return { url: external, stop: async () => {} }
   const dataDir = mkdtempSync(join(tmpdir(), 'muster-postgres-'))
-  const remove = () => rmSync(dataDir, { recursive: true, force: true, maxRetries: 5 })
+  const remove = () => removeFolder(dataDir)
   // Also where nothing stops it any more: the server itself ends with this process.
   process.on('exit', remove)
   const server = await startEmbedded({ dataDir, log: () => {} })

@@ -2,12 +2,13 @@
 // skipped; with CI set it fails instead, so that it can't be skipped for ever.
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import { existsSync, mkdtempSync, rmSync } from 'node:fs'
+import { existsSync, mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { delimiter, join } from 'node:path'
 import { createClient } from '@redis/client'
 import { freePort } from './hub_process.ts'
 import { until } from './until.ts'
+import { removeFolder } from './folders.ts'
 
 const installed = (process.env['PATH'] ?? '')
   .split(delimiter)
@@ -99,7 +100,7 @@ export async function startRedis(
     signal: (signal) => void child?.kill(signal),
     async close() {
       await kill()
-      rmSync(folder, { recursive: true, force: true })
+      removeFolder(folder)
     },
   }
 }

@@ -3,12 +3,13 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import type { ChildProcess } from 'node:child_process'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { secret } from './fake_hub.ts'
 import { until } from './until.ts'
+import { removeFolder } from '../../support/folders.ts'
 
 const main = fileURLToPath(new URL('../../../agent/main.ts', import.meta.url))
 /** MUSTER_TEST_AGENT names a compiled agent, to prove the same of it. */
@@ -31,7 +32,7 @@ interface Finished {
 /** A folder for one test; `using` removes it. */
 export function makeFolder() {
   const path = mkdtempSync(join(tmpdir(), 'muster-agent-test-'))
-  return { path, [Symbol.dispose]: () => rmSync(path, { recursive: true, force: true }) }
+  return { path, [Symbol.dispose]: () => removeFolder(path) }
 }
 
 /** Runs the command line to its end. */
