@@ -117,11 +117,9 @@ test('in a worker thread importing it does nothing and using it is refused', asy
   assert.equal(said, 'uWebSockets.js may be used on the main thread only')
 })
 
-async function folderOfOurs(t: { after(done: () => Promise<void>): void }): Promise<string> {
+async function folderOfOurs(t: { after(done: () => void): void }): Promise<string> {
   const folder = await mkdtemp(join(tmpdir(), 'muster-test-'))
-  t.after(() => {
-    removeFolder(folder)
-  })
+  t.after(() => removeFolder(folder))
   return folder
 }
 
