@@ -6,6 +6,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { PG_MIGRATE_LOCK_ID, runner, type RunnerOption } from 'node-pg-migrate'
 import pg from 'pg'
+import { compareVersions } from './versions.ts'
 
 /** Our tables stand apart from the hub's, which its role may write. */
 const schema = 'migration'
@@ -119,7 +120,7 @@ function readMigrations(directory: string, hubVersion: string): Migration[] {
     if (number === migrations[index + 1]?.name.slice(0, 4)) {
       throw new MigrationRefused(`two migrations have the number ${number}`)
     }
-    if (compareVersions(minHub, hubVersion) > 0) {
+    if (isBelow(hubVersion, minHub)) {
       throw new MigrationRefused(
         `migration ${name} needs hub ${minHub}, and the hub it comes with is ${hubVersion}`,
       )
@@ -165,7 +166,7 @@ function check(migrations: Migration[], applied: Applied[], hubVersion: string):
     }
   }
   const newest = applied.toSorted((a, b) => compareVersions(a.minHub, b.minHub)).at(-1)
-  if (newest !== undefined && compareVersions(newest.minHub, hubVersion) > 0) {
+  if (newest !== undefined && isBelow(hubVersion, newest.minHub)) {
     throw new MigrationRefused(
       `this hub is ${hubVersion}, and the database needs hub ${newest.minHub} or newer ` +
         `since migration ${newest.name}`,
@@ -238,14 +239,7 @@ function refusal(error: unknown, running: Migration | undefined): unknown {
   )
 }
 
-/** Below, above or at zero like a comparison of numbers; what follows X.Y.Z is a build of the same. */
-function compareVersions(a: string, b: string): number {
-  const [left, right] = [a, b].map(
-    (version) => version.split(/[-+]/)[0]?.split('.').map(Number) ?? [],
-  )
-  for (const index of [0, 1, 2]) {
-    const difference = (left?.[index] ?? 0) - (right?.[index] ?? 0)
-    if (difference !== 0) return difference
-  }
-  return 0
+/** A pre-release and a build of X.Y.Z have the code of X.Y.Z. */
+function isBelow(hubVersion: string, minHub: string): boolean {
+  return compareVersions(hubVersion.split(/[-+]/)[0] ?? '', minHub) < 0
 }

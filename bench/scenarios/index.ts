@@ -4,6 +4,7 @@ import { accept } from './accept.ts'
 import { connect } from './connect.ts'
 import { auditExport } from './export.ts'
 import { heartbeats } from './heartbeats.ts'
+import { largeLists } from './lists.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
 import { script } from './script.ts'
@@ -17,5 +18,6 @@ export const scenarios: readonly Scenario[] = [
   roundTrip,
   script,
   auditExport,
+  largeLists,
   start,
 ]
