@@ -29,7 +29,7 @@ export interface Context {
   readonly metrics: Metrics
   /** The pool of operators' requests. */
   readonly db: Database
-  /** The pool of commands accepted and read by id: apart, so that no list delays them. */
+  /** The pool of commands accepted, and of rows read by id, with kept plans: apart, so that no search delays them. */
   readonly commandDb: Database
   /** The pool of agents that connect: a storm of them must not keep operators waiting. */
   readonly connectDb: Database

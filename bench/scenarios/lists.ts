@@ -24,7 +24,7 @@ interface List {
 const lists: List[] = [
   { id: 'L1', name: 'devices', who: 'platform', path: () => '/devices?' },
   { id: 'L2', name: 'devices by hostname', who: 'platform', path: () => '/devices?sort=hostname' },
-  { id: 'L3', name: 'devices online', who: 'platform', path: () => '/devices?status=online' },
+  { id: 'L3', name: 'devices offline', who: 'platform', path: () => '/devices?status=offline' },
   { id: 'L4', name: 'devices of one system', who: 'platform', path: () => '/devices?os=linux' },
   { id: 'L5', name: 'devices with a tag', who: 'platform', path: () => '/devices?tag=prod' },
   { id: 'L6', name: "an organization's devices", who: 'organization', path: () => '/devices?' },
@@ -32,7 +32,7 @@ const lists: List[] = [
     id: 'L7',
     name: "devices of a narrowed user's sites",
     who: 'narrowed',
-    path: () => '/devices?status=online',
+    path: () => '/devices?status=offline',
   },
   {
     id: 'L8',
@@ -66,7 +66,7 @@ export const largeLists: Scenario = {
   about: 'page 2,000 beside page 1 of lists at 100,000 devices, 1M commands and 1M audit rows',
   rivals: [],
   agents: 100_000,
-  seconds: 3,
+  seconds: 12,
   warmUpSeconds: 1,
   foreign: false,
   rows: lists.flatMap(({ id, name }): RowSpec[] => [
@@ -99,7 +99,11 @@ async function fill({ database }: Target, devices: number): Promise<LargeDatabas
   try {
     const rows = devices * 10
     const sizes = { devices, commands: rows, audit: rows, alerts: devices, others: 8_000 }
-    return await fillLarge(owner, sizes)
+    const large = await fillLarge(owner, sizes)
+    // No hub holds their sockets: the sweep would turn them offline while they are listed.
+    await owner.query(`update device_presence set status = 'offline' where status = 'online'`)
+    await owner.query('vacuum (analyze) device_presence')
+    return large
   } finally {
     await owner.close()
   }

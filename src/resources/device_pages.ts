@@ -1,7 +1,8 @@
 // Which devices a page of the list shows: their ids, found by an index in the order of the list wherever there
-// is one. What is shown of them is `devices.ts`.
+// is one. What is shown of them is `device_row.ts`.
 import type { Scope } from '../auth.ts'
 import { Where } from '../db.ts'
+import { limits } from '../limits.ts'
 import type { Pager } from '../page.ts'
 
 export interface DeviceFilters {
@@ -14,7 +15,13 @@ export interface DeviceFilters {
   sort?: string
 }
 
-/** The ids of a page, and their names where it is in the order of those. */
+export interface PageId extends Record<string, unknown> {
+  id: string
+  /** Null unless the page is in the order of names. */
+  name: string | null
+}
+
+/** The ids of a page in its order, and their names where it is in the order of those. */
 export function pageOfIds(
   scope: Scope,
   filters: DeviceFilters,
@@ -37,6 +44,9 @@ export function pageOfIds(
     filters.status === undefined ? '' : 'join device_presence p on p.device_id = d.id'
   const own = `select d.id, ${byName ? nameSql : 'null'} as name from devices d ${presence}
     ${where.text()} order by ${byName ? `${nameSql}, d.id` : 'd.id desc'} limit ${limit}`
+  if (shape === 'all' && byName && filters.status !== undefined) {
+    return { text: fewOrOwn(scope, filters, where, own), values: where.values }
+  }
   if (shape === 'all') return { text: own, values: where.values }
   // Each site in the order of its index, and of those the first: not all that the sites hold, sorted.
   const sites = sitesSql(scope, filters, where)
@@ -45,6 +55,25 @@ export function pageOfIds(
       order by ${byName ? 'name, id' : 'id desc'} limit ${limit}`,
     values: where.values,
   }
+}
+
+/**
+ * A walk along the names finds a common status soon and a rare one late or never, wherever its names lie. So the
+ * few devices of a rare status are sorted instead; PostgreSQL looks first which it is, and runs one half.
+ */
+function fewOrOwn(scope: Scope, filters: DeviceFilters, where: Where, own: string): string {
+  const few = [`p.status = ${where.value(filters.status)}`]
+  for (const orgId of [scope.orgId, filters.orgId]) {
+    if (typeof orgId === 'string') few.push(`p.org_id = ${where.value(orgId)}`)
+  }
+  const max = limits.sortedRowsMax
+  return `with few as materialized (
+      select p.device_id, p.org_id, p.status from device_presence p
+      where ${few.join(' and ')} limit ${max + 1}
+    ), size as materialized (select count(*) > ${max} as many from few)
+    select * from (${own.replace('join device_presence p', 'join few p')}) f where not (select many from size)
+    union all
+    select * from (${own}) w where (select many from size)`
 }
 
 /** The sites of a page; they carry its scope, for a device is of its site's organization. */

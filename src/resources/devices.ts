@@ -9,9 +9,10 @@ import { AppError } from '../errors.ts'
 import { countEndsSql } from '../execution_ends.ts'
 import { insertEvents } from '../events.ts'
 import { limits } from '../limits.ts'
-import { pageOf, pageQuery, pager, type PageRow } from '../page.ts'
+import { pageOf, pageQuery, pager } from '../page.ts'
 import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
-import { pageOfIds, type DeviceFilters } from './device_pages.ts'
+import { pageOfIds, type DeviceFilters, type PageId } from './device_pages.ts'
+import { deviceItems, findDevice } from './device_row.ts'
 import { Name, nullable } from './shapes.ts'
 
 const text = nullable(Type.String())
@@ -82,41 +83,11 @@ const patchBody = Type.Object({
 
 // ---- queries ---------------------------------------------------------------------------------
 
-const columns = `d.id, d.org_id as "orgId", d.site_id as "siteId", d.hostname,
-  d.display_name as "displayName", d.os, d.os_version as "osVersion", d.arch,
-  d.agent_version as "agentVersion", p.status, iso(p.last_seen_at) as "lastSeenAt",
-  iso(d.enrolled_at) as "enrolledAt", p.ip_address as "ipAddress", d.tags, p.metrics, d.upgrade,
-  (select count(*) from commands c where c.device_id = d.id and c.completed_at is null
-    and c.id >= uuid7_floor(now() - interval '${limits.openCommandDaysMax} days'))
-    as "pendingCommands",
-  iso(d.created_at) as "createdAt", iso(d.updated_at) as "updatedAt"`
-
 /** Adds the conditions that keep a query inside the caller's scope; `d` is the device's table. */
 export function withinScope(where: Where, scope: Scope): Where {
   if (scope.orgId !== null) where.and('d.org_id = ?', scope.orgId)
   if (scope.siteIds !== null) where.and('d.site_id = any(?::uuid[])', scope.siteIds)
   return where
-}
-
-/** One device as JSON text; throws NOT_FOUND outside the scope. */
-export async function findDevice(
-  db: Queryable,
-  scope: Scope,
-  id: string,
-  withInventory: boolean,
-): Promise<string> {
-  const where = withinScope(new Where().and('d.id = ?', id), scope)
-  const inventory = withInventory
-    ? ', (select inventory from device_inventory n where n.device_id = d.id) as inventory'
-    : ''
-  const [row] = await db.query<{ item: string }>(
-    `select row_to_json(t)::text as item from (
-      select ${columns}${inventory} from devices d join device_presence p on p.device_id = d.id
-      ${where.text()}) t`,
-    where.values,
-  )
-  if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such device')
-  return row.item
 }
 
 async function listDevices(
@@ -126,20 +97,17 @@ async function listDevices(
 ) {
   const { limit: _limit, cursor: _cursor, ...filters } = query
   const page = pager(ctx.cursorKey, ['devices', filters, scope.orgId, scope.siteIds], query)
-  const byName = filters.sort === 'hostname'
-  const ids = pageOfIds(scope, filters, page)
-  const order = byName ? 'name, id' : 'id desc'
-  const keys = byName ? 'array[t.name, t.id::text]' : 'array[t.id::text]'
-  // The page is found first: what is joined to it is read for its rows alone.
-  const rows = await ctx.db.query<PageRow>(
-    `with page as materialized (${ids.text})
-    select (select row_to_json(r)::text from (
-        select ${columns} from devices d join device_presence p on p.device_id = d.id
-        where d.id = t.id) r) as item, ${keys} as keys
-    from page t order by ${order}`,
-    ids.values,
-  )
-  return page.envelope(rows)
+  const search = pageOfIds(scope, filters, page)
+  // Two statements: which devices is planned anew for its filters, what is shown of them is not.
+  const found = await ctx.db.query<PageId>(search.text, search.values)
+  const ids = found.map(({ id }) => id)
+  const items = await deviceItems(ctx.commandDb, scope, ids)
+  const rows = found.flatMap(({ id, name }) => {
+    const item = items.get(id)
+    // One that left the scope since then is not shown.
+    return item === undefined ? [] : [{ item, keys: name === null ? [id] : [name, id] }]
+  })
+  return page.envelope(rows, found.length > page.limit)
 }
 
 interface LockedDevice extends Record<string, unknown> {
@@ -192,7 +160,7 @@ export const deviceRoutes: Route[] = [
     responses: { 200: DeviceWithInventory },
     handle: async (ctx, { actor, params }) => ({
       status: 200,
-      json: await findDevice(ctx.db, actor, params.id, true),
+      json: await findDevice(ctx.commandDb, actor, params.id, true),
     }),
   }),
   route({
