@@ -120,7 +120,7 @@ export function createMetrics(version: string) {
     loopDelay: gauge({
       name: 'muster_event_loop_delay_seconds',
       help: 'Event-loop delay per thread: since the last scrape, in workers over the last second.',
-      labelNames: ['thread', 'quantile'],
+      labelNames: ['thread', 'percentile'],
     }),
     eventStreams: gauge({ name: 'muster_event_streams', help: 'Event streams open on this hub.' }),
     eventStreamsClosed: counter({

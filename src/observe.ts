@@ -65,6 +65,6 @@ export function observePool(
 
 /** Event-loop delay of a thread, in seconds. */
 export function observeLoop(metrics: Metrics, thread: string, delay: Observed['loopSeconds']) {
-  metrics.loopDelay.set({ thread, quantile: '0.5' }, delay.p50)
-  metrics.loopDelay.set({ thread, quantile: '0.99' }, delay.p99)
+  metrics.loopDelay.set({ thread, percentile: '50' }, delay.p50)
+  metrics.loopDelay.set({ thread, percentile: '99' }, delay.p99)
 }

@@ -78,9 +78,9 @@ describe('metrics', () => {
     })
     const expected = [
       `muster_build_info{version="${hubVersion}"} 1`,
-      'muster_event_loop_delay_seconds{thread="front",quantile="0.99"}',
-      'muster_event_loop_delay_seconds{thread="shard-0",quantile="0.5"}',
-      'muster_event_loop_delay_seconds{thread="jobs",quantile="0.99"}',
+      'muster_event_loop_delay_seconds{thread="front",percentile="99"}',
+      'muster_event_loop_delay_seconds{thread="shard-0",percentile="50"}',
+      'muster_event_loop_delay_seconds{thread="jobs",percentile="99"}',
       'muster_pool_connections{pool="operators",state="busy"}',
       'muster_pool_connections{pool="connect",state="idle"}',
       'muster_pool_connections{pool="shard-0",state="waiting"}',

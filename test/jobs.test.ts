@@ -88,7 +88,7 @@ test('once ready the hub holds its lease, ends what is due and tells the front',
   })
   assert.match(text, /muster_commands_ended_total\{status="expired"\} 1/)
   assert.match(text, /muster_pool_connections\{pool="jobs",state="idle"\} \d/)
-  assert.match(text, /muster_event_loop_delay_seconds\{thread="jobs",quantile="0.99"\} \d/)
+  assert.match(text, /muster_event_loop_delay_seconds\{thread="jobs",percentile="99"\} \d/)
 })
 
 test('after a start, running commands wait for the grace of their devices', async () => {

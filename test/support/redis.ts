@@ -1,22 +1,17 @@
-// A real Redis of a test's own, without persistence. Where there is none such a test says so and is
-// skipped; with CI set it fails instead, so that it can't be skipped for ever.
+// A real Redis of a test's own, without persistence.
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import { existsSync, mkdtempSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { delimiter, join } from 'node:path'
+import { join } from 'node:path'
 import { createClient } from '@redis/client'
 import { freePort } from './hub_process.ts'
 import { until } from './until.ts'
 import { removeFolder } from './folders.ts'
-
-const installed = (process.env['PATH'] ?? '')
-  .split(delimiter)
-  .some((folder) => existsSync(join(folder, 'redis-server')))
+import { without } from './tools.ts'
 
 /** The option `skip` of a test that needs Redis. */
-export const withoutRedis: string | false =
-  !installed && !process.env['CI'] ? 'needs redis-server: apt-get install redis-server' : false
+export const withoutRedis = without('redis-server')
 
 export interface TestRedis {
   readonly url: string
