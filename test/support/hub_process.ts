@@ -50,7 +50,8 @@ export class HubProcess {
 
   async kill(signal: NodeJS.Signals): Promise<number | null> {
     const { child } = this
-    if (!child || child.exitCode !== null) return child?.exitCode ?? null
+    if (!child || child.exitCode !== null || child.signalCode !== null)
+      return child?.exitCode ?? null
     const ended = once(child, 'exit')
     child.kill(signal)
     await ended

@@ -1,0 +1,205 @@
+// Caddy itself, with the Caddyfile of deploy/, between clients and two hubs: TLS, addresses, sockets, streams,
+// and a hub that dies.
+import assert from 'node:assert/strict'
+import { spawn, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
+import { mkdtempSync, readFileSync } from 'node:fs'
+import type { IncomingMessage } from 'node:http'
+import { request } from 'node:https'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { after, before, describe, test } from 'node:test'
+import { WebSocket } from 'ws'
+import { removeFolder } from '../support/folders.ts'
+import { admin, enrollmentSecret, metricsToken } from '../support/hub.ts'
+import { freePort, HubProcess } from '../support/hub_process.ts'
+import { createDatabase, type TestDatabase } from '../support/postgres.ts'
+import { without } from '../support/tools.ts'
+import { until } from '../support/until.ts'
+
+const caddyfile = join(import.meta.dirname, '..', '..', 'deploy', 'Caddyfile')
+
+let database: TestDatabase
+let hubs: HubProcess[]
+let caddy: ChildProcess
+let folder: string
+let port: number
+let ca: Buffer
+
+describe('behind Caddy', { skip: without('caddy') }, () => {
+  before(async () => {
+    database = await createDatabase()
+    folder = mkdtempSync(join(tmpdir(), 'muster-caddy-'))
+    port = await freePort()
+    hubs = [await hub('one'), await hub('two')]
+    await Promise.all(hubs.map((one) => one.start()))
+    caddy = await startCaddy()
+  })
+  after(async () => {
+    caddy.kill('SIGKILL')
+    await Promise.all(hubs.map((one) => one.kill('SIGKILL')))
+    await database.drop()
+    removeFolder(folder)
+  })
+
+  test('it speaks TLS alone, asks browsers to, and says nothing of itself', async () => {
+    const answer = await ask('GET', '/health')
+    assert.equal(answer.status, 200)
+    assert.match(String(answer.headers['strict-transport-security']), /^max-age=31536000/)
+    assert.equal(answer.headers['server'], undefined)
+    await assert.rejects(fetch(`http://localhost:${port}/health`).then((one) => one.json()))
+  })
+
+  test('an address is the one that came, whatever the caller claims', async () => {
+    const headers = { 'x-forwarded-for': '203.0.113.9', 'x-real-ip': '203.0.113.9' }
+    const token = await signIn({ headers, localAddress: '127.0.0.2' })
+    const query = '/api/v1/audit?action=user.login&limit=1'
+    const { body } = await ask('GET', query, { headers: bearer(token) })
+    assert.equal(body.data[0].ip, '127.0.0.2')
+  })
+
+  test('metrics are for Prometheus, which asks the hubs themselves', async () => {
+    const headers = bearer(metricsToken)
+    assert.equal((await ask('GET', '/metrics', { headers })).status, 404)
+    const direct = await fetch(`${hubs[0]?.origin}/metrics`, { headers })
+    assert.equal(direct.status, 200)
+  })
+
+  test('events come as they happen, not when the stream ends', async () => {
+    const token = await signIn()
+    const stream = await open('GET', '/api/v1/events', { headers: bearer(token) })
+    assert.equal(stream.statusCode, 200)
+    let text = ''
+    stream.on('data', (chunk) => (text += String(chunk)))
+    const { deviceId, agent } = await connectAgent()
+    await until('the event', () => text.includes('device.online') && text.includes(deviceId))
+    stream.destroy()
+    agent.close()
+  })
+
+  test('a hub dies: what is asked from then on is answered by the other one', async () => {
+    const token = await signIn()
+    const statuses = new Set<number>()
+    for (let n = 0; n < 60; n++) {
+      if (n === 10) await hubs[0]?.kill('SIGKILL')
+      const { status } = await ask('GET', '/api/v1/devices', { headers: bearer(token) })
+      statuses.add(status)
+    }
+    assert.deepEqual([...statuses], [200])
+    const { deviceId, agent } = await connectAgent()
+    const path = `/api/v1/devices/${deviceId}/commands?wait=20`
+    const answer = await ask('POST', path, { headers: bearer(token), body: { action: 'ping' } })
+    assert.deepEqual([answer.status, answer.body.status], [202, 'completed'])
+    agent.close()
+  })
+})
+
+async function hub(name: string): Promise<HubProcess> {
+  return new HubProcess(await freePort(), {
+    DATABASE_URL: database.url,
+    DATA_DIR: join(folder, name),
+    JWT_SECRET: 'a test secret of more than 32 bytes',
+    AGENT_ENROLLMENT_SECRET: enrollmentSecret,
+    METRICS_SCRAPE_TOKEN: metricsToken,
+    ADMIN_EMAIL: admin.email,
+    ADMIN_PASSWORD: admin.password,
+    PUBLIC_API_URL: `https://localhost:${port}`,
+    TRUSTED_PROXIES: '127.0.0.1/32',
+    LIMIT_API: '0',
+    LIMIT_LOGIN: '0',
+  })
+}
+
+/** With a certificate of its own authority, which no other program is told to trust. */
+async function startCaddy(): Promise<ChildProcess> {
+  const env = {
+    PATH: process.env['PATH'] ?? '',
+    HOME: folder,
+    XDG_DATA_HOME: join(folder, 'data'),
+    XDG_CONFIG_HOME: join(folder, 'config'),
+    SERVICE_DOMAIN: `https://localhost:${port}`,
+    ACME_EMAIL: 'ops@example.com',
+    HUBS: hubs.map((one) => new URL(one.origin).host).join(' '),
+    GRAFANA: '127.0.0.1:1',
+    CADDY_OPTIONS: 'admin off\nskip_install_trust\nauto_https disable_redirects\nlocal_certs',
+  }
+  const args = ['run', '--config', caddyfile, '--adapter', 'caddyfile']
+  const child = spawn('caddy', args, { env, stdio: ['ignore', 'ignore', 'pipe'] })
+  let log = ''
+  child.stderr.on('data', (chunk) => (log += String(chunk)))
+  const root = join(folder, 'data', 'caddy', 'pki', 'authorities', 'local', 'root.crt')
+  await until('Caddy to answer', async () => {
+    if (child.exitCode !== null) throw new Error(`Caddy ended: ${log}`)
+    try {
+      ca = readFileSync(root)
+      return (await ask('GET', '/health/ready')).status === 200
+    } catch {
+      return false
+    }
+  })
+  return child
+}
+
+interface Ask {
+  headers?: Record<string, string>
+  body?: unknown
+  localAddress?: string
+}
+
+function open(method: string, path: string, options: Ask = {}): Promise<IncomingMessage> {
+  const { headers, body, localAddress } = options
+  const content = body === undefined ? undefined : JSON.stringify(body)
+  const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>()
+  const type = content === undefined ? {} : { 'content-type': 'application/json' }
+  const asked = request(`https://localhost:${port}${path}`, {
+    method,
+    ca,
+    family: 4,
+    headers: { ...type, ...headers },
+    ...(localAddress === undefined ? {} : { localAddress }),
+  })
+  asked.on('response', resolve).on('error', reject).end(content)
+  return promise
+}
+
+async function ask(method: string, path: string, options: Ask = {}) {
+  const answer = await open(method, path, options)
+  const chunks: Buffer[] = []
+  for await (const chunk of answer) chunks.push(chunk as Buffer)
+  const text = Buffer.concat(chunks).toString()
+  const isJson = /json/.test(answer.headers['content-type'] ?? '')
+  return {
+    status: answer.statusCode ?? 0,
+    headers: answer.headers,
+    body: isJson ? JSON.parse(text) : undefined,
+  }
+}
+
+async function signIn(options: Ask = {}): Promise<string> {
+  const answer = await ask('POST', '/api/v1/auth/login', { ...options, body: admin })
+  assert.equal(answer.status, 200)
+  return answer.body.accessToken as string
+}
+
+const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
+
+/** Enrolls a device and connects it, by way of Caddy; it completes whatever it is told to do. */
+async function connectAgent(): Promise<{ deviceId: string; agent: WebSocket }> {
+  const body = { enrollmentSecret, hostname: 'behind', os: 'linux', arch: 'amd64' }
+  const enrolled = await ask('POST', '/api/v1/agents/enroll', { body })
+  assert.equal(enrolled.status, 201)
+  const { deviceId, agentToken, websocketUrl } = enrolled.body
+  assert.equal(websocketUrl, `wss://localhost:${port}/api/v1/agents/${deviceId}/ws`)
+  const agent = new WebSocket(websocketUrl, ['muster.v1'], { ca, headers: bearer(agentToken) })
+  let welcomed = false
+  agent.on('message', (data: Buffer) => {
+    const frame = JSON.parse(data.toString()) as { type: string; id?: string }
+    if (frame.type === 'welcome') welcomed = true
+    if (frame.type !== 'command') return
+    const result = { type: 'result', id: frame.id, status: 'completed', exitCode: 0 }
+    agent.send(JSON.stringify(result))
+  })
+  await once(agent, 'open')
+  await until('the welcome', () => welcomed)
+  return { deviceId, agent }
+}
