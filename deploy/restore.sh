@@ -39,13 +39,16 @@ stamp=$(date -u +%Y%m%d%H%M%S)
 restored=${database}_restored_$stamp
 kept=${database}_before_$stamp
 
+# By their connections: a hub that ended in order keeps its lease for the sake of its devices.
 living_hubs() {
-  sql "$database" "select count(*) from nodes where lease_until > now()" 2>/dev/null || echo 0
+  sql "$database" "select count(*) from pg_stat_activity
+    where datname = current_database() and application_name like 'muster %'"
 }
 
 if [[ $drill == no ]]; then
-  hubs=$(living_hubs)
-  [[ $hubs == 0 ]] || fail "$hubs hub(s) run on this database: stop them first, then restore"
+  connections=$(living_hubs)
+  [[ $connections == 0 ]] ||
+    fail "hubs are connected to $database ($connections connections): stop them first, then restore"
 fi
 
 # A dump holds no roles; what it grants is granted to the hub's.
