@@ -25,6 +25,8 @@ export interface Config {
   readonly logLevel: string
   /** What agents are told to beat at; 2.5 times this without a beat is offline. */
   readonly heartbeatSeconds: number
+  /** Readiness says 503 for so long before connections are refused; 0 where nothing stands in front. */
+  readonly drainSeconds: number
   /** Scheme, host and port under which the world reaches this hub, without a path. */
   readonly publicOrigin: string | undefined
   readonly jwtSecret: string
@@ -154,6 +156,12 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     smtpUrl,
     shards: integer('SHARDS', Math.max(1, availableParallelism() - 1), 1, 64),
     heartbeatSeconds: integer('HEARTBEAT_SECONDS', limits.heartbeatSeconds, 1, 300),
+    drainSeconds: integer(
+      'DRAIN_SECONDS',
+      production ? limits.drainSecondsDefault : 0,
+      0,
+      limits.drainSecondsMax,
+    ),
     logLevel: oneOf('LOG_LEVEL', levels, 'info'),
     publicOrigin: publicUrl && new URL(publicUrl).origin,
     jwtSecretPrevious: get('JWT_SECRET_PREVIOUS'),

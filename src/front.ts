@@ -25,6 +25,8 @@ interface Agent {
 
 export interface Front {
   connected(): number
+  /** Asks every agent to connect anew, each at a moment of its own from `afterMs` on, `spreadMs` long. */
+  moveAll(afterMs: number, spreadMs: number): Promise<void>
   /** Closes every socket with 1012: the hub restarts. */
   closeAll(): void
 }
@@ -178,6 +180,17 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
   ctx.shards.attach(out)
   return {
     connected: () => open,
+    async moveAll(afterMs, spreadMs) {
+      const moved = sockets.slice()
+      for (const [index, ws] of moved.entries()) {
+        if (index % limits.fleetFramesMax === 0) await new Promise(setImmediate)
+        // Its place may be another's by now, who will be asked when its turn comes, or was refused.
+        if (ws === undefined || sockets[index] !== ws) continue
+        const slotMs = Math.round(afterMs + Math.random() * spreadMs)
+        ws.send(JSON.stringify({ type: 'reconnect', afterMs: slotMs, reason: 'drain' }))
+        ctx.metrics.framesOut.inc()
+      }
+    },
     closeAll() {
       for (const ws of sockets) ws?.end(closeCodes.restart, 'the hub restarts')
     },

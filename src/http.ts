@@ -288,6 +288,8 @@ class Exchange {
 
   private send(reply: Reply): void {
     const { res, route } = this
+    // The next request is for another hub: a connection kept here would end under it.
+    if (this.ctx.draining()) this.replyHeaders = { ...this.replyHeaders, Connection: 'close' }
     if (!this.aborted && reply.sink && this.method !== 'HEAD') {
       beginReply(res, reply, this.requestId, this.replyHeaders)
       reply.sink(openStream(res, (listener) => this.abortListeners.push(listener)))

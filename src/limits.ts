@@ -376,6 +376,16 @@ export const limits = {
   startRetrySeconds: 30,
   /** A node that did not renew its lease for this long is taken for dead. */
   nodeLeaseSeconds: 15,
+  /** Readiness turns 503 for so long before a hub in production takes no more connections: two health checks. */
+  drainSecondsDefault: 5,
+  drainSecondsMax: 300,
+  /** Agents of a draining hub that move in a second: other hubs let in more, and each move is a claim. */
+  drainAgentsPerSecond: 1000,
+  /** Slots are spread over at most this, and agents get this long after the last slot. */
+  drainSpreadMsMax: 30_000,
+  drainLateMs: 5_000,
+  /** Frames written in a turn to a whole fleet: about 5 ms. */
+  fleetFramesMax: 500,
   nodeRenewSeconds: 5,
   /** Due commands are ended, and lost sockets found, this often. */
   sweepMs: 2_000,

@@ -1,6 +1,7 @@
 // Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
 // `start.ts`; tests call `run()` themselves.
 import { mkdirSync, writeFileSync } from 'node:fs'
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { us_listen_socket } from 'uWebSockets.js'
 import { abuseWatch } from './abuse.ts'
 import { auditTrail } from './audit.ts'
@@ -206,6 +207,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     const origin = `http://${hostOf(config)}:${listening.port}`
     stops.push(async () => {
       draining = true
+      if (config.drainSeconds > 0) await handOver(config.drainSeconds * 1000, front)
       uWS.us_listen_socket_close(listening.socket)
       await leave(ctx, front, server)
       app.close()
@@ -232,6 +234,22 @@ export async function run(options: RunOptions): Promise<Hub> {
   }
 }
 
+/**
+ * Other hubs take over while this one still serves: readiness says so, and only then agents move, for what
+ * stands in front would send them here again. Each keeps its socket until the new one is open.
+ */
+async function handOver(noticeMs: number, front: Front): Promise<void> {
+  const spreadMs = Math.min(
+    limits.drainSpreadMsMax,
+    (front.connected() / limits.drainAgentsPerSecond) * 1000,
+  )
+  const startedMs = performance.now()
+  await front.moveAll(noticeMs, spreadMs)
+  const giveUpMs = startedMs + noticeMs + spreadMs + limits.drainLateMs
+  const isOver = () => performance.now() >= startedMs + noticeMs && front.connected() === 0
+  while (!isOver() && performance.now() < giveUpMs) await sleep(50)
+}
+
 /** Lets requests end, then closes the sockets; what the actors still hold is written by the shards. */
 async function leave(ctx: Context, front: Front, server: HttpServer): Promise<void> {
   ctx.commands.release()
@@ -241,7 +259,7 @@ async function leave(ctx: Context, front: Front, server: HttpServer): Promise<vo
   front.closeAll()
   const giveUpMs = performance.now() + limits.checkoutMsMax
   while (server.inFlight() > 0 && performance.now() < giveUpMs) {
-    await new Promise((resolve) => setTimeout(resolve, 10))
+    await sleep(10)
   }
 }
 

@@ -9,9 +9,11 @@ import { request } from 'node:https'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
+import pg from 'pg'
 import { WebSocket } from 'ws'
 import { removeFolder } from '../support/folders.ts'
-import { admin, enrollmentSecret, metricsToken } from '../support/hub.ts'
+import { SimulatedAgent } from '../support/fleet.ts'
+import { admin, enrollmentSecret, metricsToken, type Device } from '../support/hub.ts'
 import { freePort, HubProcess } from '../support/hub_process.ts'
 import { createDatabase, type TestDatabase } from '../support/postgres.ts'
 import { without } from '../support/tools.ts'
@@ -77,6 +79,51 @@ describe('behind Caddy', { skip: without('caddy') }, () => {
     agent.close()
   })
 
+  test('a hub goes in order: no request fails, and no agent is without a socket for a moment', async (t) => {
+    const token = await signIn()
+    const devices = await Promise.all(Array.from({ length: 30 }, enroll))
+    const agents = devices.map(
+      (device) => new SimulatedAgent(device, `https://localhost:${port}`, ca),
+    )
+    t.after(() => agents.forEach((agent) => agent.stop()))
+    await until('all to be online', () => agents.every(({ online }) => online))
+    const organizations = await ask('GET', '/api/v1/organizations', { headers: bearer(token) })
+    const orgId = organizations.body.data[0].id as string
+    const statuses = new Map<string, number>()
+    const asking = new AbortController()
+    const load = Array.from({ length: 4 }, async (_, n) => {
+      while (!asking.signal.aborted) {
+        const body = { name: `Site ${n} ${Math.random()}`, orgId }
+        const { status } =
+          n % 2
+            ? await ask('GET', '/api/v1/devices', { headers: bearer(token) })
+            : await ask('POST', '/api/v1/sites', { headers: bearer(token), body })
+        statuses.set(`${n % 2} ${status}`, (statuses.get(`${n % 2} ${status}`) ?? 0) + 1)
+      }
+    })
+    assert.equal(await hubs[1]?.kill('SIGTERM'), 0)
+    await hubs[1]?.start()
+    asking.abort()
+    await Promise.all(load)
+    assert.deepEqual([...statuses.keys()].toSorted(), ['0 201', '1 200'])
+    assert.deepEqual(
+      agents.flatMap(({ losses }) => losses),
+      [],
+    )
+    assert.ok(
+      agents.some(({ moves }) => moves > 0),
+      'nobody was asked to move',
+    )
+    const db = new pg.Client(database.url)
+    await db.connect()
+    const { rows } = await db.query(
+      `select type from events where type = 'device.offline' and data->>'deviceId' = any($1)`,
+      [devices.map(({ deviceId }) => deviceId)],
+    )
+    await db.end()
+    assert.deepEqual(rows, [], 'somebody was told that a device is offline')
+  })
+
   test('a hub dies: what is asked from then on is answered by the other one', async () => {
     const token = await signIn()
     const statuses = new Set<number>()
@@ -105,6 +152,7 @@ async function hub(name: string): Promise<HubProcess> {
     ADMIN_PASSWORD: admin.password,
     PUBLIC_API_URL: `https://localhost:${port}`,
     TRUSTED_PROXIES: '127.0.0.1/32',
+    DRAIN_SECONDS: '5',
     LIMIT_API: '0',
     LIMIT_LOGIN: '0',
   })
@@ -183,12 +231,16 @@ async function signIn(options: Ask = {}): Promise<string> {
 
 const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
 
-/** Enrolls a device and connects it, by way of Caddy; it completes whatever it is told to do. */
-async function connectAgent(): Promise<{ deviceId: string; agent: WebSocket }> {
+async function enroll(): Promise<Device> {
   const body = { enrollmentSecret, hostname: 'behind', os: 'linux', arch: 'amd64' }
   const enrolled = await ask('POST', '/api/v1/agents/enroll', { body })
   assert.equal(enrolled.status, 201)
-  const { deviceId, agentToken, websocketUrl } = enrolled.body
+  return enrolled.body as Device
+}
+
+/** Enrolls a device and connects it, by way of Caddy; it completes whatever it is told to do. */
+async function connectAgent(): Promise<{ deviceId: string; agent: WebSocket }> {
+  const { deviceId, agentToken, websocketUrl } = await enroll()
   assert.equal(websocketUrl, `wss://localhost:${port}/api/v1/agents/${deviceId}/ws`)
   const agent = new WebSocket(websocketUrl, ['muster.v1'], { ca, headers: bearer(agentToken) })
   let welcomed = false

@@ -14,6 +14,8 @@ export class SimulatedAgent {
   /** How often each id was started: the proof that none runs twice. */
   readonly runs = new Map<string, number>()
   online = false
+  /** Times it went to another hub when it was asked to. */
+  moves = 0
   /** Why sockets were lost. */
   readonly losses: string[] = []
   /** Durable: ids in the inbox, and ends that are not acked. */
@@ -26,7 +28,11 @@ export class SimulatedAgent {
   private readonly url: string
   private readonly token: string
 
-  constructor(device: Device, origin: string) {
+  /** Of a hub behind TLS: whose certificates are good. */
+  private readonly ca: Buffer | undefined
+
+  constructor(device: Device, origin: string, ca?: Buffer) {
+    this.ca = ca
     this.url = `${origin.replace(/^http/, 'ws')}/api/v1/agents/${device.deviceId}/ws`
     this.token = device.agentToken
     this.every(2000, () => this.repeat())
@@ -54,23 +60,35 @@ export class SimulatedAgent {
     const socket = new WebSocket(this.url, 'muster.v1', {
       headers: { authorization: `Bearer ${this.token}` },
       perMessageDeflate: false,
+      ...(this.ca ? { ca: this.ca } : {}),
     })
-    this.socket = socket
+    // While another one serves, this is the one to move to.
+    this.socket ??= socket
     socket.on('message', (data) =>
-      this.receive(JSON.parse((data as Buffer).toString()) as HubFrame),
+      this.receive(socket, JSON.parse((data as Buffer).toString()) as HubFrame),
     )
     socket.on('error', (error) => this.losses.push(error.message))
     socket.on('close', (code, reason) => {
+      if (socket !== this.socket) return
       this.online = false
+      this.socket = undefined
       this.losses.push(`${code} ${String(reason)}`)
       this.after(Math.random() * 1500, () => this.open())
     })
   }
 
-  private receive(frame: HubFrame): void {
+  private receive(socket: WebSocket, frame: HubFrame): void {
     if (frame.type === 'welcome') {
+      const before = this.socket
+      this.socket = socket
+      if (before !== socket) {
+        this.moves++
+        before?.close(1000)
+      }
       this.online = true
       this.repeat()
+    } else if (frame.type === 'reconnect') {
+      this.after(frame.afterMs, () => this.open())
     } else if (frame.type === 'ack') {
       this.outbox.delete(frame.id)
     } else if (frame.type === 'command') {
