@@ -1,0 +1,114 @@
+// A stand-in for `docker` that deploy.sh runs in tests: it keeps containers in a file, writes down every call, and
+// fails where a test says so. It runs nothing.
+import { appendFileSync, readdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { basename } from 'node:path'
+
+export interface Container {
+  image: string
+  health: 'healthy' | 'unhealthy'
+}
+export interface State {
+  containers: Record<string, Container>
+  migrations: string[]
+  backups: string[]
+  /** Tags whose hubs never become healthy. */
+  sick: string[]
+  /** A call that matches fails. */
+  failing: string | null
+}
+
+const stateFile = process.env['ENGINE_STATE'] ?? ''
+const callsFile = process.env['ENGINE_CALLS'] ?? ''
+const state = JSON.parse(readFileSync(stateFile, 'utf8')) as State
+const args = process.argv.slice(2)
+const tag = process.env['MUSTER_TAG'] ?? ''
+
+const line = args.join(' ').replace('--project-name muster ', '')
+appendFileSync(callsFile, `${line}\n`)
+if (state.failing !== null && new RegExp(state.failing).test(line)) {
+  process.stderr.write(`engine: ${line} fails\n`)
+  process.exit(1)
+}
+process.exitCode = run()
+writeFileSync(stateFile, JSON.stringify(state))
+
+function run(): number {
+  const [command = '', ...rest] = args
+  switch (command) {
+    case 'info':
+      return 0
+    case 'ps':
+      return list(rest)
+    case 'inspect':
+      return inspect(rest)
+    case 'exec':
+      return print(state.containers[rest[0] ?? '']?.image.replace(/^.*:/, '').replace(/-\w+$/, ''))
+    case 'stop':
+      return state.containers[rest.at(-1) ?? ''] ? 0 : 1
+    case 'rm':
+      delete state.containers[rest.at(-1) ?? '']
+      return 0
+    case 'logs':
+      return print('a last line')
+    case 'compose':
+      return compose(rest.slice(rest[0] === '--project-name' ? 2 : 0))
+    default:
+      return 125
+  }
+}
+
+function compose([command = '', ...rest]: string[]): number {
+  if (command === 'run') return runOnce(rest)
+  if (command !== 'up') return 0
+  const scale = /hub=(\d+)/.exec(rest.join(' '))?.[1]
+  if (scale === undefined) {
+    for (const service of rest.filter((word) => !word.startsWith('-'))) add(`muster-${service}-1`)
+  }
+  for (let n = 1; n <= Number(scale ?? 0); n++) {
+    const sick = state.sick.includes(tag)
+    state.containers[`muster-hub-${n}`] ??= {
+      image: `muster:${tag}`,
+      health: sick ? 'unhealthy' : 'healthy',
+    }
+  }
+  return 0
+}
+
+function runOnce(words: string[]): number {
+  const text = words.join(' ')
+  if (text.includes('psql')) return print(state.migrations.join('\n'))
+  if (text.endsWith('backup newest')) return print(state.backups.at(-1))
+  if (text.endsWith('backup once')) state.backups.push(`muster-${state.backups.length}.dump`)
+  else if (text.endsWith('scripts/migrate.ts')) {
+    state.migrations = readdirSync('migrations').map((file) => basename(file, '.sql'))
+  } else if (text.includes('scripts/admin.ts invite')) {
+    return print('https://hub.example.com/accept-invite#token=one-time')
+  }
+  return 0
+}
+
+function list(words: string[]): number {
+  const filter = words.find((word) => word.startsWith('name=')) ?? ''
+  if (filter === '') return 0
+  const names = new RegExp(filter.slice('name='.length))
+  return print(
+    Object.keys(state.containers)
+      .filter((name) => names.test(name))
+      .join('\n'),
+  )
+}
+
+function inspect(words: string[]): number {
+  const found = state.containers[words.at(-1) ?? '']
+  if (!found) return 1
+  return print(words.join(' ').includes('Config.Image') ? found.image : found.health)
+}
+
+function add(name: string): void {
+  state.containers[name] ??= { image: name, health: 'healthy' }
+}
+
+function print(text: string | undefined): number {
+  if (text) process.stdout.write(`${text}\n`)
+  return 0
+}
