@@ -21,6 +21,8 @@ export interface ConnectionEvents {
   /** The socket in use ended; another will be tried. */
   down(): void
   frame(frame: HubFrame): void
+  /** A terminal's frame; false when it is none. */
+  binary(bytes: Uint8Array): boolean
   /** The hub does not want this device any more. */
   decommissioned(): void
 }
@@ -67,6 +69,11 @@ export class Connection {
     return this.#current?.send(text) ?? false
   }
 
+  /** Sends a terminal's frame on the welcomed socket; false when there is none. */
+  sendBinary(frame: Uint8Array<ArrayBuffer>): boolean {
+    return this.#current?.send(frame) ?? false
+  }
+
   /** The hub asked to move: at its slot a new socket is dialled while this one still serves. */
   moveAfter(ms: number): void {
     this.#parts.log.info('hub drains, moving', { afterMs: ms })
@@ -100,6 +107,7 @@ export class Connection {
     const socket = new HubSocket(this.#parts.url, this.#parts.tokens.pick(), {
       welcome: ({ heartbeatIntervalSeconds }) => this.#adopt(socket, heartbeatIntervalSeconds),
       frame: (frame) => this.#parts.events.frame(frame),
+      binary: (bytes) => this.#parts.events.binary(bytes),
       unknown: () => this.#countUnknown(),
       end: (end) => void this.#ended(socket, end),
     })

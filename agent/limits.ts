@@ -123,3 +123,20 @@ export const toolMsMax = 20_000
 export const toolBytesMax = 16 * MiB
 /** Inventory is compared with what was last sent this often. */
 export const inventoryIntervalMs = 3_600_000
+
+// ---- terminals ---------------------------------------------------------------------------------
+
+/** The contract: sessions per device; the hub refuses the next one, this holds where a hub does not. */
+export const terminalsMax = 3
+/** The contract: how long a shell waits for its hub to come back. */
+export const terminalAbsenceMs = 120_000
+/** Output that arrives within this time after a frame goes out together: 250 frames/s at most. */
+export const terminalGatherMs = 4
+/** A terminal that takes no input is asked again after this. */
+export const terminalWriteRetryMs = 10
+/** Where the system has no way to make a program wait, output past this ends the session. */
+export const terminalKeptBytesMax = 4 * MiB
+/** From the hang-up to SIGKILL of a shell that ignores it. */
+export const terminalKillGraceMs = 2000
+/** A background job may hold the terminal open after its shell ended; its output is not waited for. */
+export const terminalDrainMs = 500

@@ -20,6 +20,7 @@ import { prepareState, requireIdentity } from './state.ts'
 import type { Identity, State } from './state.ts'
 import { writeStatus } from './status.ts'
 import { isSupervised, onSupervisorGone } from './supervise.ts'
+import { Terminals } from './terminals.ts'
 import { TokenStore } from './tokens.ts'
 import { agentVersion } from './version.ts'
 import type { HubFrame } from '../src/protocol.ts'
@@ -81,12 +82,18 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
       down() {
         writeStatus(state, { connected: false })
         heartbeat.stop()
+        terminals.down()
       },
       frame: handleFrame,
+      binary(bytes) {
+        heartbeat.heardFromHub()
+        return terminals.receive(bytes)
+      },
       decommissioned: () => end('decommissioned'),
     },
   })
   const inventory = new InventoryReporter({ send: (frame) => connection.send(frame), log })
+  const terminals = new Terminals({ send: (frame) => connection.sendBinary(frame), log })
   const commands = new Commands({ journal, actions, outlet: connection, agent, state, log })
 
   writeStatus(state, { connected: false })
@@ -100,6 +107,7 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
 
   async function stop(): Promise<void> {
     inventory.stop()
+    terminals.stop()
     await commands.stop()
     heartbeat.stop()
     connection.stop()

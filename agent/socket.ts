@@ -13,7 +13,9 @@ export type SocketEnd = { type: 'unopened' } | { type: 'closed'; code: number } 
 export interface SocketEvents {
   welcome(frame: Welcome): void
   frame(frame: HubFrame): void
-  /** A frame that is no frame of ours, or binary: counted and dropped. */
+  /** A binary frame, which is a terminal's; false when it is none. */
+  binary(bytes: Uint8Array): boolean
+  /** A frame that is no frame of ours: counted and dropped. */
   unknown(): void
   end(end: SocketEnd): void
 }
@@ -44,10 +46,10 @@ export class HubSocket {
     return this.#socket.bufferedAmount
   }
 
-  /** Sends a text frame; false when the socket is not open. */
-  send(text: string): boolean {
+  /** Sends a text or a binary frame; false when the socket is not open. */
+  send(frame: string | Uint8Array<ArrayBuffer>): boolean {
     if (this.#ended || this.#socket.readyState !== WebSocket.OPEN) return false
-    this.#socket.send(text)
+    this.#socket.send(frame)
     return true
   }
 
@@ -65,6 +67,7 @@ export class HubSocket {
   }
 
   #take(data: unknown): void {
+    if (data instanceof ArrayBuffer && this.#events.binary(new Uint8Array(data))) return
     const frame = typeof data === 'string' ? parseHubFrame(data) : null
     if (!frame) return this.#events.unknown()
     // A socket that was closed politely may still bring commands; they count like any other.

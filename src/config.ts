@@ -27,6 +27,8 @@ export interface Config {
   readonly heartbeatSeconds: number
   /** Readiness says 503 for so long before connections are refused; 0 where nothing stands in front. */
   readonly drainSeconds: number
+  /** How long a terminal waits for its operator or its agent. */
+  readonly terminalAbsenceSeconds: number
   /** Scheme, host and port under which the world reaches this hub, without a path. */
   readonly publicOrigin: string | undefined
   readonly jwtSecret: string
@@ -155,6 +157,12 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     redisUrl,
     smtpUrl,
     shards: integer('SHARDS', Math.max(1, availableParallelism() - 1), 1, 64),
+    terminalAbsenceSeconds: integer(
+      'TERMINAL_ABSENCE_SECONDS',
+      limits.terminalAbsenceSeconds,
+      1,
+      3600,
+    ),
     heartbeatSeconds: integer('HEARTBEAT_SECONDS', limits.heartbeatSeconds, 1, 300),
     drainSeconds: integer(
       'DRAIN_SECONDS',

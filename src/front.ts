@@ -2,6 +2,7 @@
 // passes frames on unparsed, writes frames out. Every rule about devices is the actor's.
 import type { HttpRequest, HttpResponse, TemplatedApp, WebSocket } from 'uWebSockets.js'
 import { clientAddress } from './address.ts'
+import { allowance } from './allowance.ts'
 import { AgentTokens, type AgentIdentity } from './agent_tokens.ts'
 import { AppError } from './errors.ts'
 import { errorReply, requestIdOf, sendReply } from './http.ts'
@@ -19,6 +20,8 @@ interface Agent {
   ip: string
   shard: number
   tokenRotated: boolean
+  /** Counts welcomes: of two sockets of one device the newer one has the larger number. 0 before it. */
+  order: number
   /** Milliseconds of this process at which the frame allowance is full again. */
   fullMs: number
 }
@@ -32,8 +35,6 @@ export interface Front {
 }
 
 const path = '/api/v1/agents/:deviceId/ws'
-const startedMs = performance.now()
-
 /** Serves agents' sockets on the app and becomes the shards' way to them. */
 export function serveAgents(app: TemplatedApp, ctx: Context): Front {
   const sockets: (WebSocket<Agent> | undefined)[] = []
@@ -42,8 +43,9 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
     ctx.metrics.batch.observe({ statement: 'agent_tokens' }, rows),
   )
   const gate = new Gate(ctx, tokens)
-  const frames = frameAllowance(ctx.config.rates.FRAMES, ctx.config.rates.FRAMES_BURST)
+  const frames = allowance(ctx.config.rates.FRAMES, ctx.config.rates.FRAMES_BURST)
   let open = 0
+  let welcomed = 0
   let opened: WebSocket<Agent> | undefined
 
   app.ws<Agent>(path, {
@@ -65,7 +67,8 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
           if (request.aborted) return
           const shard = ctx.shards.of(deviceId)
           const { ip } = request
-          const agent = { conn: -1, deviceId, orgId, ip, shard, tokenRotated, fullMs: 0 }
+          const place = { conn: -1, deviceId, orgId, ip, shard, tokenRotated }
+          const agent = { ...place, order: 0, fullMs: 0 }
           // Nothing but the upgrade happens while corked: on its way out, cork() reads memory that the
           // upgrade has just given back (uNetworking/uWebSockets#1928), and closes the socket when an
           // allocation made inside has reused it. So `open` only notes the socket.
@@ -86,13 +89,13 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
         ws.end(closeCodes.tooBig, `a frame may hold at most ${limits.frameBytesMax} bytes`)
         return
       }
+      // Binary frames are terminals', which have an allowance of their own; strays take from the agent's.
+      if (isBinary && ctx.terminals.fromAgent(agent, agent.conn, new Uint8Array(message))) return
       if (!frames(agent)) {
         ws.end(closeCodes.rateLimited, 'too many frames')
         return
       }
-      // Binary frames are terminals'; there is none open.
-      if (isBinary) ctx.metrics.framesDropped.inc({ reason: 'binary' })
-      else take(ws, agent, Buffer.from(message).toString('utf8'))
+      if (!isBinary) take(ws, agent, Buffer.from(message).toString('utf8'))
     },
     dropped(ws) {
       ctx.metrics.framesDropped.inc({ reason: 'slow_reader' })
@@ -109,6 +112,7 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       ctx.metrics.agents.set(open)
       ctx.metrics.closes.inc({ code: String(code) })
       ctx.shards.tell(deviceId, { type: 'closed', conn })
+      ctx.terminals.agentDown(deviceId, conn, code)
       // Reused only in a later turn: frames of this turn for the old socket must find nobody.
       setImmediate(() => free.push(conn))
     },
@@ -160,7 +164,14 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
 
   const out: Sockets = {
     send(conn, text) {
-      if (sockets[conn]?.send(text) !== undefined) ctx.metrics.framesOut.inc()
+      const ws = sockets[conn]
+      if (ws?.send(text) === undefined) return
+      ctx.metrics.framesOut.inc()
+      const agent = ws.getUserData()
+      if (agent.order > 0) return
+      // The first frame is the welcome: from here on the agent uses this socket.
+      agent.order = ++welcomed
+      ctx.terminals.agentUp(agent.deviceId, conn)
     },
     sendCommand(conn, text) {
       const sent = sockets[conn]?.send(text)
@@ -178,6 +189,21 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
     },
   }
   ctx.shards.attach(out)
+  ctx.terminals.attach({
+    find(deviceId) {
+      let newest: Agent | undefined
+      // A walk of all sockets, a millisecond for tens of thousands, when a terminal is opened: a map would
+      // cost every agent memory for what few of them ever have.
+      for (const ws of sockets) {
+        const agent = ws?.getUserData()
+        if (agent?.deviceId === deviceId && agent.order > (newest?.order ?? 0)) newest = agent
+      }
+      return newest?.conn
+    },
+    send(conn, frame) {
+      if (sockets[conn]?.send(frame, true) !== undefined) ctx.metrics.framesOut.inc()
+    },
+  })
   return {
     connected: () => open,
     async moveAll(afterMs, spreadMs) {
@@ -285,23 +311,6 @@ function upgradeRequired(): AppError {
   return new AppError('UPGRADE_REQUIRED', 'this is a WebSocket; the token is good, so upgrade', {
     headers: { Upgrade: 'websocket' },
   })
-}
-
-/**
- * Frames a minute with a burst, as one number per socket: the time at which the allowance is full again.
- * Whole milliseconds since the start, so that it stays a small integer.
- */
-function frameAllowance(perMinute: number, burst: number): (agent: Agent) => boolean {
-  if (perMinute === 0) return () => true
-  const costMs = 60_000 / perMinute
-  const roomMs = costMs * burst
-  return (agent) => {
-    const nowMs = performance.now() - startedMs
-    const fullMs = Math.max(agent.fullMs, nowMs) + costMs
-    if (fullMs - nowMs > roomMs) return false
-    agent.fullMs = Math.round(fullMs)
-    return true
-  }
 }
 
 function isHeartbeat(text: string): boolean {

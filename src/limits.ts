@@ -306,6 +306,40 @@ export const limits = {
   alertNoteCharsMax: 2_000,
   /** A resolved alert is kept this long where its organization says nothing else. */
   resolvedAlertDays: 365,
+  // ---- terminals
+  /** Sessions of a device: three windows of an operator, or three operators. */
+  terminalsPerDeviceMax: 3,
+  /** Sessions of a hub: up to a window of 256 KiB waits in the operator's socket, 1 MiB in its recording. */
+  terminalsMax: 500,
+  /** Without operator or agent a session ends after this: a laptop that moves to another network is back. */
+  terminalAbsenceSeconds: 120,
+  /** A ticket is used at once by the page that asked for it. */
+  ticketSeconds: 30,
+  /** Tickets of one session that may wait; the oldest is forgotten first. */
+  ticketsMax: 5,
+  /** Frames of a session from either end: pasting and output come in large ones, 30 keys a second are 60. */
+  terminalFramesPerMinute: 60_000,
+  terminalFramesBurst: 4_000,
+  /** Bytes in one operator's socket before it is closed: two windows, one of them sent again. */
+  terminalUnsentBytesMax: 1024 * 1024,
+  /** A silent operator's socket is asked and closed after this; proxies cut what is silent for as long. */
+  terminalIdleSeconds: 60,
+  /** Whether operators may still be here is asked this often, beside the news of changes. */
+  terminalReviewMs: 15_000,
+  /** Frames of others' sessions: one audit row per sender in this time, for so many senders. */
+  foreignFrameMs: 60_000,
+  foreignFrameSendersMax: 1_000,
+  /** Lines of a recording are written together this often. */
+  recordingFlushMs: 500,
+  /** Waiting to be written per session while PostgreSQL is away; further output leaves a mark. */
+  recordingWaitingCharsMax: 1024 * 1024,
+  /** A recording ends here, with a mark: hours of work, or minutes of a flood. */
+  recordingBytesMax: 64 * 1024 * 1024,
+  /** Pieces of a recording read at once, up to 1 MiB each. */
+  recordingChunksRead: 4,
+  /** Between tries to write the end of a session while PostgreSQL is away. */
+  terminalEndRetryMs: 1_000,
+
   // ---- events
   /** Streams of one user: some tabs, a dashboard on the wall and a script. */
   streamsPerUserMax: 20,

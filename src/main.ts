@@ -30,6 +30,8 @@ import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
 import { Shards } from './shards.ts'
 import { Slots } from './slots.ts'
+import { serveTerminals } from './terminal_sockets.ts'
+import { Terminals } from './terminals.ts'
 import { uWS } from './uws.ts'
 import { sealKeys } from './webhook_secrets.ts'
 
@@ -124,6 +126,16 @@ export async function run(options: RunOptions): Promise<Hub> {
     const eventsDb = pool('events', limits.poolEvents, 'planEach')
     const streams = new EventStreams({ db: eventsDb, identities: people, log, metrics })
     stops.push(async () => streams.close())
+    const terminals = new Terminals({
+      nodeId,
+      db,
+      identities: people,
+      audit,
+      log,
+      metrics,
+      absenceSeconds: config.terminalAbsenceSeconds,
+    })
+    stops.push(() => terminals.close())
     const webhookKeys = sealKeys(config.jwtSecret, config.jwtSecretPrevious)
     const jobs = new Jobs({
       nodeId,
@@ -181,6 +193,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       shards,
       commands,
       streams,
+      terminals,
       webhookKeys,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
       get publicOrigin() {
@@ -201,6 +214,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     const app = uWS.App()
     const server = serveHttp(app, ctx, routes, options)
     const front = serveAgents(app, ctx)
+    serveTerminals(app, ctx)
     // Before the first agent: another hub's sweep must know this node when it meets its claims.
     await jobs.ready()
     const listening = await listen(app, config)
@@ -255,6 +269,7 @@ async function leave(ctx: Context, front: Front, server: HttpServer): Promise<vo
   ctx.commands.release()
   ctx.streams.close()
   ctx.shards.broadcast({ type: 'leaving' })
+  await ctx.terminals.close()
   await ctx.commands.drained()
   front.closeAll()
   const giveUpMs = performance.now() + limits.checkoutMsMax

@@ -122,6 +122,17 @@ export function createMetrics(version: string) {
       help: 'Event-loop delay per thread: since the last scrape, in workers over the last second.',
       labelNames: ['thread', 'percentile'],
     }),
+    terminals: gauge({ name: 'muster_terminals', help: 'Terminal sessions open on this hub.' }),
+    terminalsEnded: counter({
+      name: 'muster_terminals_ended_total',
+      help: 'Terminal sessions that ended, by reason.',
+      labelNames: ['reason'],
+    }),
+    terminalFramesDropped: counter({
+      name: 'muster_terminal_frames_dropped_total',
+      help: 'Frames of terminals that were not passed on, by reason.',
+      labelNames: ['reason'],
+    }),
     eventStreams: gauge({ name: 'muster_event_streams', help: 'Event streams open on this hub.' }),
     eventStreamsClosed: counter({
       name: 'muster_event_streams_closed_total',

@@ -20,6 +20,7 @@ import type { RateLimits } from './rates.ts'
 import { detailsOf } from './schema_errors.ts'
 import type { Shards } from './shards.ts'
 import type { Slots } from './slots.ts'
+import type { Terminals } from './terminals.ts'
 import type { SealKeys } from './webhook_secrets.ts'
 
 /** The parts of a running hub, built and stopped by `main.ts` in one visible order. */
@@ -51,6 +52,7 @@ export interface Context {
   readonly shards: Shards
   readonly commands: Commands
   readonly streams: EventStreams
+  readonly terminals: Terminals
   /** Signs list cursors. */
   readonly cursorKey: Buffer
   /** Seal the secrets of webhooks. */

@@ -10,10 +10,10 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 
 /** A file of src/ loads only files to the left of its own; `resources` is the whole folder. */
 const order = `
-  errors ids once limits config log loop_delay metrics protocol clean versions executable release_manifest batch private_folder uws address destinations auth seal schema_errors actions
+  errors ids once limits config log loop_delay metrics protocol terminal_frames terminal_streams terminal_client clean versions executable release_manifest batch private_folder uws address destinations auth seal schema_errors actions
   http_headers db webhook_secrets listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database data_keys page audit audit_chains slots mail events outbox alerts identities event_streams sessions passwords rate_tally rate_sharing rates abuse agent_tokens shards observe
-  queue command_row execution_ends execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_stream sse http front main start
+  embedded database data_keys page audit audit_chains slots mail events outbox alerts identities event_streams sessions allowance terminal_rows terminal_recorder terminal_session terminals passwords rate_tally rate_sharing rates abuse agent_tokens shards observe
+  queue command_row execution_ends execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_stream sse http front terminal_sockets main start
 `
   .trim()
   .split(/\s+/)
@@ -27,6 +27,7 @@ const knownBy: Record<string, string[]> = {
     'src/http_stream.ts',
     'src/main.ts',
     'src/sse.ts',
+    'src/terminal_sockets.ts',
     'src/uws.ts',
   ],
   jose: ['src/auth.ts'],
@@ -90,11 +91,14 @@ test('the threads know neither http, front nor main, and src/ loads no thread', 
   assert.deepEqual(written(wrong), [])
 })
 
-test('the agent knows of the hub its protocol alone, which loads nothing', () => {
+/** What hub and agent share. */
+const shared = new Set(['src/protocol.ts', 'src/terminal_frames.ts', 'src/terminal_streams.ts'])
+
+test('the agent knows of the hub what they share alone, which loads nothing else', () => {
   const wrong = imports.filter(
     ({ from, to }) =>
-      from === 'src/protocol.ts' ||
-      (from.startsWith('agent/') && /^(src|workers)\//.test(to) && to !== 'src/protocol.ts'),
+      (shared.has(from) && !shared.has(to)) ||
+      (from.startsWith('agent/') && /^(src|workers)\//.test(to) && !shared.has(to)),
   )
   assert.deepEqual(written(wrong), [])
 })

@@ -20,6 +20,7 @@ import { endAbsences, judgeAbsences } from './absences.ts'
 import { fanOut, finishExecutions, resendStalled } from './executions.ts'
 import { raiseFailures } from './failures.ts'
 import { maintain } from './maintenance.ts'
+import { endInterrupted } from '../src/terminal_rows.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
 import { sealAudit } from './sealing.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
@@ -156,6 +157,7 @@ async function renewLease(): Promise<void> {
 async function sweep(): Promise<void> {
   await endBatches('expired', () => endExpired(db, days))
   await inBatches('idempotency_keys', limits.sweepBatchMax, () => forgetIdempotencyKeys(db))
+  if (lease.unbroken()) await inBatches('terminals', limits.sweepBatchMax, () => endInterrupted(db))
   // What agents report when they come back after a restart of the hub comes first.
   if (Date.now() - data.startedMs < data.restartGraceSeconds * 1000) return
   await endBatches('timeout', () => endTimedOut(db, days))

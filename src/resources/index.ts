@@ -15,6 +15,7 @@ import { pageRoutes } from './pages.ts'
 import { scriptRoutes } from './scripts.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
+import { terminalRoutes } from './terminals.ts'
 import { userRoutes } from './users.ts'
 import { webhookDeliveryRoutes } from './webhook_deliveries.ts'
 import { webhookRoutes } from './webhooks.ts'
@@ -23,6 +24,7 @@ export const routes: readonly Route[] = [
   ...sessionRoutes,
   ...deviceRoutes,
   ...commandRoutes,
+  ...terminalRoutes,
   ...alertRoutes,
   ...organizationRoutes,
   ...siteRoutes,

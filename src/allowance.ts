@@ -1,0 +1,23 @@
+// Frames that a socket may send: so many a minute, with a burst. One number per socket, since there may be many.
+
+/** Milliseconds of this process at which the allowance is full again: a small integer. */
+export interface Allowance {
+  fullMs: number
+}
+
+const startedMs = performance.now()
+
+/** Takes one frame of an allowance; false when there is none left. With a rate of 0 there always is. */
+export function allowance(perMinute: number, burst: number): (holder: Allowance) => boolean {
+  if (perMinute === 0) return () => true
+  const costMs = 60_000 / perMinute
+  const roomMs = costMs * burst
+  return (holder) => {
+    const nowMs = performance.now() - startedMs
+    const fullMs = Math.max(holder.fullMs, nowMs) + costMs
+    if (fullMs - nowMs > roomMs) return false
+    // Rounded down a frame could cost nothing.
+    holder.fullMs = costMs < 1 ? fullMs : Math.round(fullMs)
+    return true
+  }
+}

@@ -1,0 +1,416 @@
+// Terminal sessions of this hub, in memory: frames go from the operator's socket to the agent's and back, with no
+// shard and no database on the way. A session lives where its device is connected, and dies with this hub.
+import { LRUCache } from 'lru-cache'
+import { auditOf, type AuditSource, type AuditSubject, type AuditTrail } from './audit.ts'
+import { can, type Actor } from './auth.ts'
+import type { Database } from './db.ts'
+import { AppError } from './errors.ts'
+import type { ChangeKind, Identities } from './identities.ts'
+import { newId } from './ids.ts'
+import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+import { closeCodes } from './protocol.ts'
+import {
+  decodeFrame,
+  decodeText,
+  encodeFrame,
+  encodeText,
+  type TerminalFrame,
+  type TerminalSize,
+} from './terminal_frames.ts'
+import { Recorder } from './terminal_recorder.ts'
+import { endTerminal, insertTerminal, type EndReason, type TerminalEnd } from './terminal_rows.ts'
+import { TerminalSession, type OperatorLine } from './terminal_session.ts'
+
+/** The way to agents' sockets. */
+export interface AgentLines {
+  /** The newest connection of a device to this hub. */
+  find(deviceId: string): number | undefined
+  send(conn: number, frame: Uint8Array): void
+}
+
+/** Which agent sent a frame. */
+export interface AgentSender {
+  deviceId: string
+  orgId: string
+  ip: string
+}
+
+export interface TerminalsOptions {
+  nodeId: string
+  db: Database
+  identities: Identities
+  audit: AuditTrail
+  log: Logger
+  metrics: Metrics
+  absenceSeconds: number
+}
+
+export interface TerminalDevice {
+  id: string
+  orgId: string
+  siteId: string
+}
+
+export interface Opened {
+  session: TerminalSession
+  ticket: string
+  expiresMs: number
+}
+
+/** What an operator is told at the end, as the body of `close`. */
+const sentences: Record<Exclude<EndReason, 'agent_refused'>, string> = {
+  closed: 'the session was closed',
+  exited: 'the shell has ended',
+  operator_lost: 'nobody was connected to the session for too long',
+  agent_lost: 'the device was away for too long',
+  access_ended: 'you may not use this terminal any more',
+  device_refused: 'the device was taken out of service',
+  hub_stopped: 'the hub restarts',
+  interrupted: 'the hub was interrupted',
+}
+
+export class Terminals {
+  private readonly sessions = new Map<string, TerminalSession>()
+  private readonly byDevice = new Map<string, Set<TerminalSession>>()
+  /** Ends that are not written yet. */
+  private readonly ending = new Set<Promise<void>>()
+  private readonly told: LRUCache<string, true>
+  private readonly recorder: Recorder
+  private readonly options: TerminalsOptions
+  private readonly review: NodeJS.Timeout
+  private readonly stopListening: () => void
+  private lines: AgentLines | undefined
+  private closed = false
+
+  constructor(options: TerminalsOptions) {
+    this.options = options
+    this.recorder = new Recorder(options.db, options.log)
+    this.told = new LRUCache({ max: limits.foreignFrameSendersMax, ttl: limits.foreignFrameMs })
+    this.stopListening = options.identities.onChange((kind, id) => this.changed(kind, id))
+    this.review = setInterval(() => this.changed('missed', ''), limits.terminalReviewMs)
+    options.metrics.onScrape(() => options.metrics.terminals.set(this.sessions.size))
+  }
+
+  /** The front becomes the way to agents. */
+  attach(lines: AgentLines): void {
+    this.lines = lines
+  }
+
+  // ---- sessions
+
+  /** Whether the device's socket is on this hub: only then can a terminal be opened here. */
+  isHere(deviceId: string): boolean {
+    return this.lines?.find(deviceId) !== undefined
+  }
+
+  /**
+   * Begins a session with its row. The shell starts when the operator's socket is there. Throws SESSION_LIMIT,
+   * OVERLOADED, UNAVAILABLE.
+   */
+  async open(
+    call: AuditSource & { actor: Actor },
+    device: TerminalDevice,
+    size: TerminalSize,
+  ): Promise<Opened> {
+    this.requireRoom(device.id)
+    const uuid = newId()
+    const { orgId, siteId } = device
+    const place = { id: `term-${uuid}`, orgId, siteId, deviceId: device.id }
+    const session = new TerminalSession(place, call.actor, size)
+    // Before the row, so that of two at once the fourth is refused.
+    this.add(session)
+    try {
+      await insertTerminal(this.options.db, call, {
+        ...place,
+        id: uuid,
+        userId: call.actor.userId,
+        email: call.actor.email,
+        nodeId: this.options.nodeId,
+        size,
+      })
+    } catch (error) {
+      this.remove(session)
+      throw error
+    }
+    session.recording = this.recorder.begin(uuid)
+    session.agent = this.lines?.find(device.id)
+    this.watch(session)
+    // The hub may have begun to stop, or the sign-in have ended, while the row was written.
+    if (this.closed) this.end(session, 'hub_stopped')
+    else void this.judge(session)
+    return { session, ...session.issueTicket(call.actor, Date.now()) }
+  }
+
+  /** The session of an id, if it lives here. */
+  find(id: string): TerminalSession | undefined {
+    return this.sessions.get(id)
+  }
+
+  private requireRoom(deviceId: string): void {
+    if (this.closed) throw new AppError('UNAVAILABLE', 'this hub stops', { retryAfterSeconds: 2 })
+    const open = this.byDevice.get(deviceId)?.size ?? 0
+    if (open >= limits.terminalsPerDeviceMax) {
+      throw new AppError('SESSION_LIMIT', `the device has ${open} terminals open; close one first`)
+    }
+    if (this.sessions.size + this.ending.size < limits.terminalsMax) return
+    const message = 'this hub has as many terminals as it can take; try again shortly'
+    throw new AppError('OVERLOADED', message, { retryAfterSeconds: 10 })
+  }
+
+  private add(session: TerminalSession): void {
+    this.sessions.set(session.id, session)
+    const siblings = this.byDevice.get(session.deviceId) ?? new Set()
+    this.byDevice.set(session.deviceId, siblings.add(session))
+  }
+
+  private remove(session: TerminalSession): void {
+    this.sessions.delete(session.id)
+    const siblings = this.byDevice.get(session.deviceId)
+    siblings?.delete(session)
+    if (siblings?.size === 0) this.byDevice.delete(session.deviceId)
+  }
+
+  // ---- the operator's socket
+
+  /** Takes over a socket whose ticket was redeemed. One that was there before gives way. */
+  operatorUp(session: TerminalSession, line: OperatorLine): void {
+    session.operator?.close(closeCodes.superseded, 'the terminal was opened elsewhere')
+    session.operator = line
+    session.actor = line.actor
+    this.watch(session)
+    void this.judge(session)
+  }
+
+  operatorDown(session: TerminalSession, line: OperatorLine): void {
+    if (session.operator !== line) return
+    session.operator = undefined
+    this.watch(session)
+  }
+
+  /** A message of an operator's socket. */
+  fromOperator(
+    session: TerminalSession,
+    line: OperatorLine,
+    source: AuditSource,
+    bytes: Uint8Array,
+  ) {
+    const frame = decodeFrame(bytes)
+    if (frame === undefined) return this.drop('malformed')
+    if (frame.id !== session.id) {
+      this.drop('foreign')
+      return this.auditForeign(line.actor.userId, source, {
+        resourceId: frame.id,
+        orgId: line.actor.orgId,
+      })
+    }
+    if (session.operator !== line || session.ended) return this.drop('late')
+    if (frame.kind === 'close') {
+      return this.end(session, session.exit ? 'exited' : 'closed', { by: source })
+    }
+    const passes = session.passesFromOperator(frame)
+    if (passes === 'flood') return line.close(closeCodes.rateLimited, 'too much at once')
+    if (!passes) return this.drop('refused')
+    if (frame.kind === 'open') this.toAgent(session, session.openFrame())
+    else this.toAgent(session, bytes)
+    if (frame.kind === 'resize') this.recorder.touched()
+  }
+
+  // ---- the agent's socket
+
+  agentUp(deviceId: string, conn: number): void {
+    for (const session of this.byDevice.get(deviceId) ?? []) {
+      session.agent = conn
+      this.watch(session)
+      // Nobody has asked for a shell before the operator came.
+      if (session.operator || session.begun) this.toAgent(session, session.openFrame())
+    }
+  }
+
+  agentDown(deviceId: string, conn: number, code: number): void {
+    for (const session of this.byDevice.get(deviceId) ?? []) {
+      if (session.agent !== conn) continue
+      session.agent = this.lines?.find(deviceId)
+      const isRefused =
+        code === closeCodes.decommissioned || code === closeCodes.organizationSuspended
+      if (isRefused) this.end(session, 'device_refused')
+      else this.watch(session)
+    }
+  }
+
+  /** A binary message of an agent; false when it was none of its sessions' business. */
+  fromAgent(agent: AgentSender, conn: number, bytes: Uint8Array): boolean {
+    const frame = decodeFrame(bytes)
+    if (frame === undefined) {
+      this.drop('malformed')
+      return false
+    }
+    const session = this.sessions.get(frame.id)
+    if (session?.deviceId !== agent.deviceId) {
+      if (session) this.refuseAgent(agent, frame)
+      else this.forget(conn, frame)
+      return false
+    }
+    if (frame.kind === 'close') {
+      this.end(session, 'agent_refused', { why: decodeText(frame.body) })
+      return true
+    }
+    if (!session.passesFromAgent(frame)) {
+      this.drop('refused')
+      return false
+    }
+    session.operator?.send(bytes)
+    if (session.recording?.waiting) this.recorder.touched()
+    return true
+  }
+
+  /** Another device's session: whoever guesses ids is written down. */
+  private refuseAgent({ deviceId, orgId, ip }: AgentSender, { id }: TerminalFrame): void {
+    this.drop('foreign')
+    this.auditForeign(
+      deviceId,
+      { ip, userAgent: null, requestId: '' },
+      { resourceId: id, orgId, deviceId },
+    )
+  }
+
+  /** A session that is over, or of a hub before this one: the agent may let go of it. */
+  private forget(conn: number, { id, kind }: TerminalFrame): void {
+    this.drop('unknown')
+    if (kind === 'close') return
+    this.lines?.send(conn, encodeFrame('close', id, 0, encodeText('the hub knows no such session')))
+  }
+
+  private toAgent(session: TerminalSession, frame: Uint8Array): void {
+    if (session.agent !== undefined) this.lines?.send(session.agent, frame)
+  }
+
+  // ---- absence and access
+
+  /** Begins or stops to count the time that a session may be without one of its ends. */
+  private watch(session: TerminalSession): void {
+    if (session.ended) return
+    const isWhole = session.operator !== undefined && session.agent !== undefined
+    if (isWhole) {
+      clearTimeout(session.absence)
+      session.absence = undefined
+      return
+    }
+    session.absence ??= setTimeout(() => {
+      const reason = session.operator === undefined ? 'operator_lost' : 'agent_lost'
+      this.end(session, session.exit ? 'exited' : reason)
+    }, this.options.absenceSeconds * 1000)
+  }
+
+  /** The device is at another site now; who may not see it there loses the terminal. */
+  deviceMoved(deviceId: string, siteId: string): void {
+    for (const session of this.byDevice.get(deviceId) ?? []) {
+      session.siteId = siteId
+      void this.judge(session)
+    }
+  }
+
+  private changed(kind: ChangeKind | 'missed', id: string): void {
+    for (const session of this.sessions.values()) {
+      const { userId, sessionId, orgId } = session.actor
+      if (kind === 'session') session.forgetTickets(id)
+      const held = { user: userId, session: sessionId, organization: orgId, missed: '' }[kind]
+      if (held === id) void this.judge(session)
+    }
+  }
+
+  private async judge(session: TerminalSession): Promise<void> {
+    const { userId, sessionId } = session.actor
+    try {
+      const actor = await this.options.identities.of({ userId, sessionId, expiresAt: 0 })
+      if (!reaches(actor, session)) this.end(session, 'access_ended')
+    } catch (error) {
+      // While PostgreSQL is away there is nothing to tell; the next look decides.
+      if (error instanceof AppError && error.status < 500) this.end(session, 'access_ended')
+    }
+  }
+
+  // ---- ends
+
+  private end(
+    session: TerminalSession,
+    reason: EndReason,
+    { by, why }: { by?: AuditSource; why?: string } = {},
+  ): void {
+    if (session.ended) return
+    session.ended = true
+    clearTimeout(session.absence)
+    this.remove(session)
+    const sentence = reason === 'agent_refused' ? why || 'the agent closed it' : sentences[reason]
+    const frame = encodeFrame('close', session.id, 0, encodeText(sentence))
+    if (reason !== 'agent_refused') this.toAgent(session, frame)
+    session.operator?.send(frame)
+    session.operator?.close(reason === 'hub_stopped' ? closeCodes.restart : 1000, 'ended')
+    this.options.metrics.terminalsEnded.inc({ reason })
+    const { bytesIn, bytesOut, exit } = session
+    const exitCode = exit ? exit.exitCode : null
+    const written = this.writeEnd(session, {
+      reason,
+      exitCode,
+      bytesIn,
+      bytesOut,
+      ...(by && { by }),
+    })
+    this.ending.add(written)
+    void written.finally(() => this.ending.delete(written))
+  }
+
+  /** Tries until it is written; a hub that stops before leaves it to the sweep of another. */
+  private async writeEnd(session: TerminalSession, end: TerminalEnd): Promise<void> {
+    const { db, log } = this.options
+    for (let tries = 0; ; tries++) {
+      try {
+        if (session.recording) await this.recorder.finish(session.recording)
+        await endTerminal(db, session.id.slice('term-'.length), end)
+        return
+      } catch (error) {
+        if (tries === 0) log.warn({ err: error }, 'the end of a terminal can not be written')
+        if (this.closed) return
+        await new Promise((resolve) => setTimeout(resolve, limits.terminalEndRetryMs))
+      }
+    }
+  }
+
+  private drop(reason: string): void {
+    this.options.metrics.terminalFramesDropped.inc({ reason })
+  }
+
+  /** One row per sender and minute: the flood itself must not become one. */
+  private auditForeign(
+    sender: string,
+    source: AuditSource,
+    subject: Pick<AuditSubject, 'resourceId' | 'orgId' | 'deviceId'>,
+  ): void {
+    if (this.told.has(sender)) return
+    this.told.set(sender, true)
+    const about = { action: 'terminal.foreign_frame', resourceType: 'terminal', ...subject }
+    const entry = auditOf(source, { ...about, result: 'denied' })
+    const { deviceId } = subject
+    const written = this.options.audit.denied(
+      deviceId ? { ...entry, actorType: 'agent', actorId: deviceId, requestId: null } : entry,
+    )
+    written.catch((error: unknown) => this.options.log.warn({ err: error }, 'not audited'))
+  }
+
+  /** Ends every session and writes what is left of them. */
+  async close(): Promise<void> {
+    this.closed = true
+    this.stopListening()
+    clearInterval(this.review)
+    for (const session of this.sessions.values()) this.end(session, 'hub_stopped')
+    await Promise.all(this.ending)
+    this.recorder.close()
+  }
+}
+
+function reaches(actor: Actor, { orgId, siteId }: TerminalSession): boolean {
+  if (!can(actor.role, 'terminals.write')) return false
+  if (actor.orgId !== null && actor.orgId !== orgId) return false
+  return actor.siteIds === null || actor.siteIds.includes(siteId)
+}

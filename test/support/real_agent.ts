@@ -1,0 +1,68 @@
+// The real agent as a process, enrolled with a hub under test.
+import { spawn, type ChildProcess } from 'node:child_process'
+import { once } from 'node:events'
+import { mkdtempSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { enrollmentSecret, type TestHub } from './hub.ts'
+import { removeFolder } from './folders.ts'
+import { until } from './until.ts'
+
+const main = fileURLToPath(new URL('../../agent/main.ts', import.meta.url))
+/** MUSTER_TEST_AGENT names a compiled agent, to prove the same of it. */
+const compiled = process.env['MUSTER_TEST_AGENT']
+const [program, programArgs] = compiled ? [compiled, []] : [process.execPath, [main]]
+
+export interface RunningAgent {
+  deviceId: string
+  pid: number
+  /** Kills it and starts it again with the same identity. */
+  restart(): Promise<void>
+  stop(): Promise<void>
+}
+
+/** Enrolls an agent, runs it and waits until its device is online. */
+export async function startAgentOf(
+  hub: TestHub,
+  { env = {}, origin = hub.origin }: { env?: Record<string, string>; origin?: string } = {},
+): Promise<RunningAgent> {
+  const state = mkdtempSync(join(tmpdir(), 'muster-agent-test-'))
+  const start = (args: string[]) =>
+    spawn(program, [...programArgs, ...args, '--state', state], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+      env: { ...process.env, ...env },
+    })
+  const enrolled = start(['enroll', '--url', origin, '--secret', enrollmentSecret])
+  let said = ''
+  enrolled.stdout.on('data', (chunk: Buffer) => (said += String(chunk)))
+  await once(enrolled, 'close')
+  const deviceId = /device (\S+)/.exec(said)?.[1]
+  if (deviceId === undefined) throw new Error(`the agent did not enroll: ${said}`)
+  let child: ChildProcess = start(['run'])
+  child.stdout?.resume()
+  const online = () =>
+    until('the agent to be online', async () => {
+      const { body } = await hub.get(`/devices/${deviceId}`)
+      return body.status === 'online'
+    })
+  await online()
+  return {
+    deviceId,
+    get pid() {
+      return child.pid ?? 0
+    },
+    async restart() {
+      child.kill('SIGKILL')
+      await once(child, 'exit')
+      child = start(['run'])
+      child.stdout?.resume()
+      await online()
+    },
+    async stop() {
+      child.kill('SIGTERM')
+      if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
+      removeFolder(state)
+    },
+  }
+}
