@@ -105,6 +105,11 @@ export class Terminals {
     return this.lines?.find(deviceId) !== undefined
   }
 
+  /** Whether sessions of this node live here. */
+  isOwn(nodeId: string): boolean {
+    return nodeId === this.options.nodeId
+  }
+
   /**
    * Begins a session with its row. The shell starts when the operator's socket is there. Throws SESSION_LIMIT,
    * OVERLOADED, UNAVAILABLE.

@@ -128,8 +128,8 @@ function isThere(pid: number): boolean {
 describe('what is lost on the way comes again, once', () => {
   test('the operator’s socket breaks in mid-output, again and again', async () => {
     const operator = await Operator.open(hub, agent.deviceId)
-    operator.type('stty -echo -onlcr; seq 1 200000; stty echo; echo ready\n')
-    const expected = linesOf(200_000).replaceAll('\r', '')
+    operator.type('stty -echo -onlcr; seq 1 900000; stty echo; echo ready\n')
+    const expected = linesOf(900_000).replaceAll('\r', '')
     for (let n = 1; n <= 5; n++) {
       const bytes = operator.text.length
       await until('more output', () => operator.text.length > bytes + 30_000)
@@ -237,9 +237,10 @@ describe('who gets in', () => {
     const off = await hub.enroll()
     const refused = await hub.post(`/devices/${off.deviceId}/terminals`, { cols: 80, rows: 24 })
     assert.deepEqual([refused.status, refused.body.error.code], [409, 'DEVICE_OFFLINE'])
-    await hub.hub.ctx.db.query(`update device_presence set status = 'online' where device_id = $1`, [
-      off.deviceId,
-    ])
+    await hub.hub.ctx.db.query(
+      `update device_presence set status = 'online' where device_id = $1`,
+      [off.deviceId],
+    )
     const elsewhere = await hub.post(`/devices/${off.deviceId}/terminals`, { cols: 80, rows: 24 })
     assert.deepEqual([elsewhere.status, elsewhere.body.error.code], [503, 'UNAVAILABLE'])
     const answers = await Promise.all(
@@ -325,7 +326,9 @@ describe('frames of others', () => {
       }
     }
     await until('all frames to be dropped', async () => {
-      return (await metric('muster_terminal_frames_dropped_total{reason="foreign"}')) === before + 50
+      return (
+        (await metric('muster_terminal_frames_dropped_total{reason="foreign"}')) === before + 50
+      )
     })
     operator.type('echo still-$((1+1))\n')
     await operator.shows('still-2')
@@ -355,7 +358,10 @@ describe('frames of others', () => {
     await victim.shows('still-2')
     assert.ok(!victim.text.includes('foreign'))
     const rows = await trail('terminal.foreign_frame', victim.id)
-    assert.deepEqual(rows.map(({ actorId }) => actorId), [person.id])
+    assert.deepEqual(
+      rows.map(({ actorId }) => actorId),
+      [person.id],
+    )
   })
 
   test('a session that nobody knows is answered with a close, and costs the agent its frames', async () => {
@@ -394,7 +400,10 @@ describe('frames of others', () => {
     await until('the last frame', () => got.find(({ kind }) => kind === 'exit'))
     const data = got.filter(({ kind }) => kind === 'data')
     assert.equal(data.length, 8)
-    assert.deepEqual(got.map(({ kind }) => kind).filter((kind) => kind !== 'data'), ['opened', 'exit'])
+    assert.deepEqual(
+      got.map(({ kind }) => kind).filter((kind) => kind !== 'data'),
+      ['opened', 'exit'],
+    )
     // And the operator's own window: what is not acknowledged is bounded, or the socket is closed.
     for (let n = 0; n < 9; n++) {
       socket.send(encodeFrame('data', ticket.id, n * piece.length, piece))
@@ -419,20 +428,28 @@ describe('what is written down', () => {
     assert.deepEqual(start?.details, { cols: 80, rows: 24 })
     const { bytesIn, bytesOut } = row
     assert.deepEqual(end?.details, { reason: 'closed', exitCode: null, bytesIn, bytesOut })
-    assert.deepEqual([end?.actorType, end?.actorId, start?.actorId], ['user', row.userId, row.userId])
+    assert.deepEqual(
+      [end?.actorType, end?.actorId, start?.actorId],
+      ['user', row.userId, row.userId],
+    )
     assert.equal(bytesIn, 'echo $((1+1))\n'.length)
     const events = await hub.hub.ctx.db.query<{ type: string }>(
       `select type from events where data->>'terminalId' = $1 order by xid, id`,
       [operator.id],
     )
-    assert.deepEqual(events.map(({ type }) => type), ['terminal.started', 'terminal.ended'])
+    assert.deepEqual(
+      events.map(({ type }) => type),
+      ['terminal.started', 'terminal.ended'],
+    )
     assert.deepEqual(await hub.hub.ctx.db.query('select id from commands'), before)
     assert.equal((await hub.get(`/commands/${operator.id}`)).body.error.code, 'NOT_FOUND')
   })
 
   test('a recording is an asciicast of the output, without what was typed unseen', async () => {
     const operator = await Operator.open(hub, agent.deviceId)
-    operator.type('stty -echo; printf "\\303"; sleep 0.2; printf "\\251\\0\\n"; read x; stty echo\n')
+    operator.type(
+      'stty -echo; printf "\\303"; sleep 0.2; printf "\\251\\0\\n"; read x; stty echo\n',
+    )
     await operator.shows('\u00c3\u00a9')
     operator.type('secret-word\n')
     operator.client.resize({ cols: 100, rows: 30 })
@@ -453,28 +470,136 @@ describe('what is written down', () => {
     assert.ok(!answer.text.includes('secret-word'))
     assert.deepEqual(events.find(([, kind]) => kind === 'r')?.[2], '100x30')
     const times = events.map(([seconds]) => seconds)
-    assert.deepEqual(times, times.toSorted((a, b) => a - b))
-    const viewer = await signedIn(hub, 'viewer', { orgId: (await hub.get(`/devices/${agent.deviceId}`)).body.orgId })
+    assert.deepEqual(
+      times,
+      times.toSorted((a, b) => a - b),
+    )
+    const viewer = await signedIn(hub, 'viewer', {
+      orgId: (await hub.get(`/devices/${agent.deviceId}`)).body.orgId,
+    })
     const refused = await hub.get(`/terminals/${operator.id}/recording`, { token: viewer.token })
     assert.equal(refused.status, 403)
   })
 
   test('typing and output cost no statement but those of the recording', async () => {
     const operator = await Operator.open(hub, agent.deviceId)
-    const counted = await statements()
+    // Waits until what came with the opening is written.
+    await operator.shows(/[#$] /)
+    const watched = watchHub()
     operator.type('stty -echo; seq 1 20000; echo $((6*7))-done\n')
     await operator.shows('42-done')
     for (let n = 0; n < 100; n++) operator.type(`echo ${n}\n`)
     await operator.shows('\n99\r\n')
     operator.client.resize({ cols: 90, rows: 20 })
-    await until('the recording', async () => {
-      const found = await hub.get(`/terminals/${operator.id}/recording`)
-      return found.text.includes('\\n99\\r')
+    const recorded = (text: string) => text.includes('insert into terminal_recordings')
+    await until('the recording', () => watched.statements.some(recorded))
+    watched.stop()
+    assert.deepEqual(
+      watched.statements.filter((text) => !recorded(text)),
+      [],
+    )
+    assert.ok(watched.statements.length < 20, 'a statement for many frames')
+    assert.ok(watched.toShards.every((text) => text.includes('"heartbeat"')))
+  })
+})
+
+/** Everything that the front asks of PostgreSQL and of its shards. */
+function watchHub() {
+  const { db, commandDb, connectDb, auditDb, shards } = hub.hub.ctx
+  const statements: string[] = []
+  const toShards: string[] = []
+  const restore: (() => void)[] = []
+  for (const pool of [db, commandDb, connectDb, auditDb]) {
+    const { query, transaction } = pool
+    pool.query = (text, values) => {
+      statements.push(text)
+      return query.call(pool, text, values) as never
+    }
+    pool.transaction = (work) => {
+      statements.push('a transaction')
+      return transaction.call(pool, work as never) as never
+    }
+    restore.push(() => Object.assign(pool, { query, transaction }))
+  }
+  const frame = shards.frame.bind(shards)
+  shards.frame = (shard, conn, text) => {
+    toShards.push(text)
+    frame(shard, conn, text)
+  }
+  restore.push(() => (shards.frame = frame))
+  return { statements, toShards, stop: () => restore.forEach((undo) => undo()) }
+}
+
+describe('without one of its ends', () => {
+  let impatient: TestHub
+  let patient: RunningAgent
+  before(async () => {
+    impatient = await startHub({ TERMINAL_ABSENCE_SECONDS: '1' })
+    patient = await startAgentOf(impatient)
+  })
+  after(async () => {
+    await patient.stop()
+    await impatient.close()
+  })
+  const ended = async (id: string, deviceId: string) =>
+    until('the end', async () => {
+      const { body } = await impatient.get(`/devices/${deviceId}/terminals`)
+      return body.data.find((one: { id: string; endReason: string }) => one.id === id).endReason
     })
-    const sent = await counted()
-    assert.ok(sent.some((text) => text.includes('insert into terminal_recordings')))
-    const others = sent.filter((text) => !text.includes('terminal_recordings'))
-    assert.deepEqual(others.filter((text) => !isKnown(text)), [])
+
+  test('an operator who stays away ends the shell', async () => {
+    const operator = await Operator.open(impatient, patient.deviceId)
+    operator.type('echo pid=$$.\n')
+    await operator.shows(/pid=\d+\./)
+    operator.drop()
+    assert.equal(await ended(operator.id, patient.deviceId), 'operator_lost')
+    const pid = Number(/pid=(\d+)\./.exec(operator.text)?.[1])
+    await until('the shell to be gone', () => !isThere(pid))
+  })
+
+  test('a terminal that nobody came to ends, too', async () => {
+    const { id } = await openTicket(impatient, patient.deviceId)
+    assert.equal(await ended(id, patient.deviceId), 'operator_lost')
+  })
+
+  test('a device that stays away ends the session', async () => {
+    const device = await impatient.enroll()
+    const fake = await FakeAgent.connect(device, impatient.origin)
+    const ticket = await openTicket(impatient, device.deviceId)
+    const socket = await openSocket(ticket)
+    await fake.close()
+    const [code] = await once(socket, 'close')
+    assert.equal(code, 1000)
+    assert.equal(await ended(ticket.id, device.deviceId), 'agent_lost')
+  })
+
+  test('a hub that stops says so, and writes the end', async () => {
+    const operator = await Operator.open(impatient, patient.deviceId)
+    operator.type('echo $((1+1))\n')
+    await operator.shows('2')
+    await impatient.hub.ctx.terminals.close()
+    assert.equal(await operator.ended(), 'the hub restarts')
+    assert.equal(await ended(operator.id, patient.deviceId), 'hub_stopped')
+    await until('the socket to close', () => operator.closed)
+    assert.equal(operator.closed?.code, 1012)
+  })
+
+  test('a session whose hub is gone is ended by the next one', async () => {
+    const { db } = impatient.hub.ctx
+    const id = newId()
+    await db.query(
+      `insert into terminals (id, org_id, device_id, user_email, node_id, cols, rows)
+       select $1, org_id, id, 'x', gen_random_uuid(), 80, 24 from devices where id = $2`,
+      [id, patient.deviceId],
+    )
+    await until(
+      'the sweep',
+      async () => {
+        const [row] = await db.query('select end_reason from terminals where id = $1', [id])
+        return row?.['end_reason'] === 'interrupted'
+      },
+      40_000,
+    )
   })
 })
 

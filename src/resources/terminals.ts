@@ -146,7 +146,9 @@ async function createTicket(
   const id = call.params.id.toLowerCase()
   const terminal = await findTerminal(ctx.db, actor, id)
   const session = ctx.terminals.find(id)
-  if (terminal.ended || session?.ended) throw new AppError('CONFLICT', 'this terminal has ended')
+  // One that is this hub's and not here any more has ended, though its row may not say so yet.
+  const isOver = terminal.ended || (session === undefined && ctx.terminals.isOwn(terminal.nodeId))
+  if (isOver) throw new AppError('CONFLICT', 'this terminal has ended')
   if (terminal.userId !== actor.userId) {
     throw new AppError('FORBIDDEN', 'this terminal is another user’s; open one of your own')
   }
@@ -202,6 +204,7 @@ interface TerminalRow extends Row {
   rows: number
   startedSeconds: number
   hostname: string
+  nodeId: string
   ended: boolean
 }
 
@@ -211,6 +214,7 @@ async function findTerminal(db: Queryable, scope: Scope, id: string): Promise<Te
   const where = withinScope(new Where().and('t.id = ?', uuid), scope)
   const [row] = await db.query<TerminalRow>(
     `select t.id as uuid, t.user_id as "userId", t.cols, t.rows, d.hostname,
+       t.node_id as "nodeId",
        floor(extract(epoch from t.started_at))::float8 as "startedSeconds", t.ended_at is not null as ended
      from ${tables} ${where.text()}`,
     where.values,
