@@ -95,7 +95,8 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
         ws.end(closeCodes.rateLimited, 'too many frames')
         return
       }
-      if (!isBinary) take(ws, agent, Buffer.from(message).toString('utf8'))
+      if (isBinary) ctx.metrics.framesDropped.inc({ reason: 'binary' })
+      else take(ws, agent, Buffer.from(message).toString('utf8'))
     },
     dropped(ws) {
       ctx.metrics.framesDropped.inc({ reason: 'slow_reader' })
@@ -165,10 +166,11 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
   const out: Sockets = {
     send(conn, text) {
       const ws = sockets[conn]
+      // Asked before: sending may close a socket whose reader is too slow.
+      const agent = ws?.getUserData()
       if (ws?.send(text) === undefined) return
       ctx.metrics.framesOut.inc()
-      const agent = ws.getUserData()
-      if (agent.order > 0) return
+      if (agent === undefined || agent.order > 0 || sockets[conn] !== ws) return
       // The first frame is the welcome: from here on the agent uses this socket.
       agent.order = ++welcomed
       ctx.terminals.agentUp(agent.deviceId, conn)

@@ -52,7 +52,7 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
     },
     open(ws) {
       const operator = ws.getUserData()
-      operator.line = lineOf(ws)
+      operator.line = lineOf(ws, operator)
       ctx.terminals.operatorUp(operator.session, operator.line)
     },
     message(ws, message, isBinary) {
@@ -112,17 +112,15 @@ function admit(ctx: Context, req: HttpRequest): { session: TerminalSession; acto
   throw new AppError('INVALID_TOKEN', message)
 }
 
-/** A socket that is gone takes nothing more; uWebSockets.js would throw. */
-function lineOf(ws: WebSocket<Operator>): OperatorLine {
-  const { actor } = ws.getUserData()
-  const isOpen = () => ws.getUserData().line !== undefined
+/** A socket that is gone takes nothing more; uWebSockets.js would throw when it is even asked for its data. */
+function lineOf(ws: WebSocket<Operator>, operator: Operator): OperatorLine {
   return {
-    actor,
+    actor: operator.actor,
     send(frame) {
-      if (isOpen()) ws.send(frame, true)
+      if (operator.line) ws.send(frame, true)
     },
     close(code, reason) {
-      if (isOpen()) ws.end(code, reason)
+      if (operator.line) ws.end(code, reason)
     },
   }
 }

@@ -110,6 +110,13 @@ const lists: Record<string, Row[]> = {
       queries: ['', 'status=completed', 'status=failed', 'status=pending', 'status=expired'],
     },
   ],
+  listTerminals: [
+    {
+      who: ['platform', 'large', 'narrowed'],
+      path: () => `/devices/${large.deviceId}/terminals`,
+      queries: [''],
+    },
+  ],
   listAlerts: [
     {
       who: everyone,

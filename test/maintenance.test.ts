@@ -153,6 +153,35 @@ describe('retention', () => {
     )
   })
 
+  test('deletes terminals with their recordings as their own organization wishes', async () => {
+    const add = async (settings: object, endedDaysAgo: number | null) => {
+      const place = await addPlace(db, settings)
+      const id = newId()
+      await db.query(
+        `insert into terminals (id, org_id, device_id, user_email, node_id, cols, rows, ended_at)
+         values ($1, $2, $3, 'x', $1, 80, 24, now() - make_interval(days => $4))`,
+        [id, place.orgId, await addDevice(db, place), endedDaysAgo],
+      )
+      await db.query(
+        `insert into terminal_recordings (terminal_id, seq, lines) select $1, n, '' from generate_series(0, 9) as n`,
+        [id],
+      )
+      return id
+    }
+    const month = { retentionDays: 30 }
+    const gone = await add(month, 31)
+    const kept = [await add(month, 29), await add(month, null), await add({}, 3000)]
+    assert.equal((await maintain(db, owner)).terminals, 1)
+    for (const table of ['terminals', 'terminal_recordings']) {
+      const column = table === 'terminals' ? 'id' : 'terminal_id'
+      const rows = await db.query<{ id: string }>(
+        `select distinct ${column} as id from ${table} where ${column} = any($1::uuid[])`,
+        [[gone, ...kept]],
+      )
+      assert.deepEqual(rows.map(({ id }) => id).toSorted(), kept.toSorted())
+    }
+  })
+
   test('a table that is being read is left for the next day', async () => {
     await makeOld()
     const dropped = await db.transaction(async (tx) => {

@@ -77,7 +77,10 @@ function spare(like: Plant, row: Row): Promise<Plant> | Plant {
 
 /** The ids of a plant that never was. */
 function nowhere(of: Plant): Plant {
-  const ids = Object.keys(of).map((name) => [name, newId()])
+  const ids = Object.entries(of).map(([name, id]) => [
+    name,
+    id.startsWith('term-') ? `term-${newId()}` : newId(),
+  ])
   // The same members with other ids.
   return Object.fromEntries(ids) as Plant
 }

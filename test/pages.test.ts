@@ -18,7 +18,17 @@ after(() => hub.close())
 const ask = (path: string, headers: Record<string, string> = {}, method = 'GET') =>
   hub.ask(method, `{origin}${path}`, { token: undefined, headers })
 
-const files = ['/accept-invite', '/docs', '/docs/swagger-ui.css', '/docs/swagger-ui-bundle.js']
+const files = [
+  '/accept-invite',
+  '/docs',
+  '/docs/swagger-ui.css',
+  '/docs/swagger-ui-bundle.js',
+  '/terminal/0192f0c1-2345-7abc-8def-0123456789ab',
+  '/terminal/files/xterm.js',
+  '/terminal/files/xterm.css',
+  '/terminal/files/terminal.js',
+  '/terminal/files/terminal_client.ts',
+]
 
 test('pages are open to everyone, lead nowhere else and send no address on', async () => {
   for (const path of files) {
@@ -82,6 +92,15 @@ test('a file is packed for who takes that, and the same for who does not', async
   assert.ok(plain.text.length > 1_000_000)
   assert.equal(packed.text, plain.text)
   assert.equal((await fetched('gzip;q=0')).packed, null)
+})
+
+test('what the terminal page loads of the hub is script, without types', async () => {
+  for (const name of ['terminal_client', 'terminal_streams', 'terminal_frames']) {
+    const { text, headers } = await ask(`/terminal/files/${name}.ts`)
+    assert.match(headers.get('content-type') ?? '', /^text\/javascript/)
+    assert.match(text, /^export /m)
+    assert.doesNotMatch(text, /\binterface\b|: Uint8Array/)
+  }
 })
 
 test('other names and methods are refused', async () => {

@@ -30,13 +30,13 @@ import { Incoming, Outgoing } from '../src/terminal_streams.ts'
 
 const kinds = Object.keys(frameKinds) as FrameKind[]
 const id = `term-${newId()}`
-const bytes = fc.uint8Array({ maxLength: 200 })
+const bodies = fc.uint8Array({ maxLength: 200 })
 
 describe('a frame', () => {
   test('survives its bytes', () => {
     const seqs = fc.oneof(fc.maxSafeNat(), fc.constantFrom(0, 2 ** 32, Number.MAX_SAFE_INTEGER))
     fc.assert(
-      fc.property(fc.constantFrom(...kinds), seqs, bytes, (kind, seq, body) => {
+      fc.property(fc.constantFrom(...kinds), seqs, bodies, (kind, seq, body) => {
         const frame = decodeFrame(encodeFrame(kind, id, seq, body))
         assert.deepEqual(frame, { kind, id, seq, body })
       }),

@@ -14,7 +14,7 @@ import {
 import { FakeAgent } from './support/agent.ts'
 import { metricsToken, startHub, type TestHub } from './support/hub.ts'
 import { makeOrganization, makeSite, signedIn, type Person } from './support/people.ts'
-import { startAgentOf, type RunningAgent } from './support/real_agent.ts'
+import { breakAgent, startAgentOf, type RunningAgent } from './support/real_agent.ts'
 import { endAll, openSocket, openTicket, Operator, type OpenTicket } from './support/terminal.ts'
 import { until } from './support/until.ts'
 
@@ -153,7 +153,7 @@ describe('what is lost on the way comes again, once', () => {
       const bytes = operator.text.length
       const opened = operator.opened
       await until('more output', () => operator.text.length > bytes + 30_000)
-      breakAgent(agent.deviceId)
+      breakAgent(hub, agent.deviceId)
       operator.type(`# typed while away ${n}\n`)
       await until('the agent to be back', () => operator.opened > opened)
     }
@@ -319,7 +319,7 @@ describe('frames of others', () => {
     const operator = await Operator.open(hub, agent.deviceId)
     const device = await hub.enroll()
     const fake = await FakeAgent.connect(device, hub.origin)
-    const before = await metric('muster_terminal_frames_dropped_total{reason="foreign"}')
+    const earlier = await metric('muster_terminal_frames_dropped_total{reason="foreign"}')
     for (const kind of ['data', 'opened', 'exit', 'close', 'ack'] as const) {
       for (let n = 0; n < 10; n++) {
         fake.socket.send(encodeFrame(kind, operator.id, 0, Buffer.from('ForeignWords0000')))
@@ -327,7 +327,7 @@ describe('frames of others', () => {
     }
     await until('all frames to be dropped', async () => {
       return (
-        (await metric('muster_terminal_frames_dropped_total{reason="foreign"}')) === before + 50
+        (await metric('muster_terminal_frames_dropped_total{reason="foreign"}')) === earlier + 50
       )
     })
     operator.type('echo still-$((1+1))\n')
@@ -416,7 +416,7 @@ describe('frames of others', () => {
 
 describe('what is written down', () => {
   test('start and end with bytes, in audit and events; nothing in the commands', async () => {
-    const before = await hub.hub.ctx.db.query('select id from commands')
+    const commands = await hub.hub.ctx.db.query('select id from commands')
     const operator = await Operator.open(hub, agent.deviceId)
     operator.type('echo $((1+1))\n')
     await operator.shows('2')
@@ -441,7 +441,7 @@ describe('what is written down', () => {
       events.map(({ type }) => type),
       ['terminal.started', 'terminal.ended'],
     )
-    assert.deepEqual(await hub.hub.ctx.db.query('select id from commands'), before)
+    assert.deepEqual(await hub.hub.ctx.db.query('select id from commands'), commands)
     assert.equal((await hub.get(`/commands/${operator.id}`)).body.error.code, 'NOT_FOUND')
   })
 
@@ -510,14 +510,15 @@ function watchHub() {
   const toShards: string[] = []
   const restore: (() => void)[] = []
   for (const pool of [db, commandDb, connectDb, auditDb]) {
-    const { query, transaction } = pool
+    const query = pool.query.bind(pool)
+    const transaction = pool.transaction.bind(pool)
     pool.query = (text, values) => {
       statements.push(text)
-      return query.call(pool, text, values) as never
+      return query(text, values)
     }
     pool.transaction = (work) => {
       statements.push('a transaction')
-      return transaction.call(pool, work as never) as never
+      return transaction(work)
     }
     restore.push(() => Object.assign(pool, { query, transaction }))
   }
@@ -602,15 +603,3 @@ describe('without one of its ends', () => {
     )
   })
 })
-
-/** Closes the device's socket as a network does: the agent comes back by itself. */
-function breakAgent(deviceId: string): void {
-  const { shards } = hub.hub.ctx
-  const out = Reflect.get(shards, 'sockets') as {
-    openOf(shard: number): Iterable<{ conn: number; deviceId: string }>
-    close(conn: number, code: number, reason: string): void
-  }
-  for (const { conn, deviceId: own } of out.openOf(shards.of(deviceId))) {
-    if (own === deviceId) out.close(conn, 1012, 'test')
-  }
-}

@@ -9,6 +9,7 @@ export interface Maintained {
   refreshTokens: number
   alerts: number
   webhookDeliveries: number
+  terminals: number
   /** Names of the partitions that retention dropped. */
   dropped: string[]
 }
@@ -27,12 +28,14 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   const webhookDeliveries = await inBatches(() =>
     db.query(deliveriesSql, [limits.webhookDeliveryDays, limits.sweepBatchMax]),
   )
+  await inBatches(() => db.query(recordingsSql, [limits.sweepBatchMax]))
+  const terminals = await inBatches(() => db.query(terminalsSql, [limits.sweepBatchMax]))
   const days = await retentionDays(db)
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
   if (days !== null) {
     await inBatches(() => db.query(executionsSql, [limits.sweepBatchMax, days]))
   }
-  return { sessions, refreshTokens, alerts, webhookDeliveries, dropped }
+  return { sessions, refreshTokens, alerts, webhookDeliveries, terminals, dropped }
 }
 
 async function inBatches(batch: () => Promise<unknown[]>): Promise<number> {
@@ -74,6 +77,25 @@ delete from alerts where id = any(array(
   limit $1
   for update of a skip locked
 ))
+returning true as gone`
+
+/** Ended terminals as old as their organization keeps things; without a wish they stay. $1 rows */
+const oldTerminals = `
+  select t.id from organizations o join terminals t on t.org_id = o.id
+  where o.settings ? 'retentionDays'
+    and t.ended_at <= now() - make_interval(days => (o.settings->>'retentionDays')::int)`
+
+/** Their recordings first: a session's may be 64 MiB, too much to go along with many others in one statement. */
+const recordingsSql = `
+delete from terminal_recordings r using (
+  select r.terminal_id, r.seq from (${oldTerminals}) t join terminal_recordings r on r.terminal_id = t.id
+  limit $1
+) gone
+where r.terminal_id = gone.terminal_id and r.seq = gone.seq
+returning true as gone`
+
+const terminalsSql = `
+delete from terminals where id = any(array(${oldTerminals} limit $1))
 returning true as gone`
 
 /** Executions go with their commands, which are as old. $1 rows, $2 days */

@@ -1,8 +1,8 @@
-// The pages for browsers: accepting an invitation, and the API reference. Nothing comes from elsewhere;
+// The pages for browsers: accepting an invitation, the API reference, and terminals. Nothing comes from elsewhere;
 // each page's policy lets run what the page itself holds, and no more. Files are read when first asked for.
 import { createHash } from 'node:crypto'
 import { readFile, stat } from 'node:fs/promises'
-import { createRequire } from 'node:module'
+import { createRequire, stripTypeScriptTypes } from 'node:module'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { gzip } from 'node:zlib'
@@ -50,7 +50,33 @@ export const pageRoutes: Route[] = [
     params: Type.Object({ file: Type.String() }),
     headers: conditional,
     responses: { 200: null, 304: null },
-    handle: docsFile,
+    handle: (_ctx, call) => answerFile(call, docsFiles),
+  }),
+  route({
+    method: 'GET',
+    path: '/terminal/:deviceId',
+    at: 'origin',
+    name: 'terminalPage',
+    tag: 'pages',
+    summary: 'A terminal of the device in the browser, after signing in.',
+    may: 'public',
+    params: Type.Object({ deviceId: Type.String() }),
+    headers: conditional,
+    responses: { 200: null, 304: null },
+    handle: async (_ctx, call) => answer(call, await terminal()),
+  }),
+  route({
+    method: 'GET',
+    path: '/terminal/files/:file',
+    at: 'origin',
+    name: 'terminalFile',
+    tag: 'pages',
+    summary: 'Scripts and style of the terminal page.',
+    may: 'public',
+    params: Type.Object({ file: Type.String() }),
+    headers: conditional,
+    responses: { 200: null, 304: null },
+    handle: (_ctx, call) => answerFile(call, terminalFiles),
   }),
 ]
 
@@ -71,17 +97,41 @@ const docs = once(() => readPage('docs.html', ["'self'"]))
 
 /** The names that are served: a name from a path never becomes a path. */
 const docsFiles = new Map([
-  ['swagger-ui.css', once(() => readSwagger('swagger-ui.css', 'text/css; charset=utf-8'))],
-  ['swagger-ui-bundle.js', once(() => readSwagger('swagger-ui-bundle.js', 'text/javascript'))],
+  [
+    'swagger-ui.css',
+    once(() => readPackage('swagger-ui-dist/swagger-ui.css', 'text/css; charset=utf-8')),
+  ],
+  [
+    'swagger-ui-bundle.js',
+    once(() => readPackage('swagger-ui-dist/swagger-ui-bundle.js', 'text/javascript')),
+  ],
 ])
 
-async function docsFile(
-  _ctx: unknown,
+const terminal = once(() => readPage('terminal.html', ["'self'"]))
+const script = 'text/javascript; charset=utf-8'
+
+const terminalFiles = new Map([
+  ['xterm.js', once(() => readPackage('@xterm/xterm/lib/xterm.js', script))],
+  ['xterm.css', once(() => readPackage('@xterm/xterm/css/xterm.css', 'text/css; charset=utf-8'))],
+  ['addon-fit.js', once(() => readPackage('@xterm/addon-fit/lib/addon-fit.js', script))],
+  ...['terminal.js', 'api.js', 'styles.js'].map(
+    (name) => [name, once(() => readOwn(name))] as const,
+  ),
+  // What hub and agent load, too: one truth for all three.
+  ...['terminal_client.ts', 'terminal_streams.ts', 'terminal_frames.ts'].map(
+    (name) => [name, once(() => readStripped(name))] as const,
+  ),
+])
+
+type Files = ReadonlyMap<string, () => Promise<Asset>>
+
+async function answerFile(
   call: Call<{ file: string }, undefined, undefined>,
+  files: Files,
 ): Promise<Reply> {
-  const file = docsFiles.get(call.params.file)
+  const file = files.get(call.params.file)
   if (file) return answer(call, await file())
-  throw new AppError('NOT_FOUND', 'the reference page has no such file')
+  throw new AppError('NOT_FOUND', 'the page has no such file')
 }
 
 function answer({ header }: Pick<Call<unknown, unknown, unknown>, 'header'>, asset: Asset): Reply {
@@ -125,9 +175,32 @@ function hashesOf(page: string, tag: string): string[] {
   )
 }
 
-async function readSwagger(name: string, type: string): Promise<Asset> {
-  const path = createRequire(import.meta.url).resolve(`swagger-ui-dist/${name}`)
+async function readPackage(name: string, type: string): Promise<Asset> {
+  const path = createRequire(import.meta.url).resolve(name)
   return assetOf(await readBounded(path), type, nowhere)
+}
+
+async function readOwn(name: string): Promise<Asset> {
+  const path = fileURLToPath(new URL(`../../pages/${name}`, import.meta.url))
+  return assetOf(await readBounded(path), script, nowhere)
+}
+
+/** A file of ours without its types, as Node itself runs it. */
+async function readStripped(name: string): Promise<Asset> {
+  const path = fileURLToPath(new URL(`../${name}`, import.meta.url))
+  const text = (await readBounded(path)).toString()
+  return assetOf(Buffer.from(quietly(() => stripTypeScriptTypes(text))), script, nowhere)
+}
+
+/** Node says once that stripping by hand is experimental; it does the same to run this file. */
+function quietly<T>(work: () => T): T {
+  const emitWarning = process.emitWarning.bind(process)
+  process.emitWarning = () => {}
+  try {
+    return work()
+  } finally {
+    process.emitWarning = emitWarning
+  }
 }
 
 async function readBounded(path: string): Promise<Buffer> {

@@ -172,6 +172,11 @@ async function fillScripts(
     [executionId, orgIds[0], scriptId],
   )
   await db.query(
+    `insert into terminals (id, org_id, device_id, user_email, node_id, cols, rows, ended_at)
+     select ${idSql('n', others)}, $1, $2, 'user@example.net', gen_random_uuid(), 80, 24, now() from ${series}`,
+    [orgIds[0], large.deviceId],
+  )
+  await db.query(
     `insert into webhooks (id, org_id, url, events, secret)
      select $1::uuid, $2::uuid, 'https://example.net', '{device.online}'::text[], ''::bytea union all
      select ${idSql('n', others)}, ${orgSql}, 'https://example.net', '{device.online}', '' from ${series}`,

@@ -11,6 +11,8 @@ export interface Plant extends Place {
   marker: string
   device: string
   command: string
+  /** `term-` and a UUID, of a session that has ended. */
+  terminal: string
   alert: string
   script: string
   execution: string
@@ -54,8 +56,9 @@ export async function plant(
   ] as const
   const ids = Object.fromEntries(names.map((name) => [name, newId()])) as Omit<
     Plant,
-    'orgId' | 'siteId' | 'marker'
+    'orgId' | 'siteId' | 'marker' | 'terminal'
   >
+  const terminalId = newId()
   const secret = sealSecret(hub.hub.ctx.webhookKeys, `whsec_${randomBytes(32).toString('base64')}`)
   await hub.hub.ctx.db.query(plantSql, [
     orgId,
@@ -67,16 +70,18 @@ export async function plant(
     ...names.map((name) => ids[name]),
     newId(),
     newId(),
+    terminalId,
   ])
-  return { orgId, siteId, marker, ...ids }
+  return { orgId, siteId, marker, ...ids, terminal: `term-${terminalId}` }
 }
 
 // $1 organization, $2 marker, $3 sealed secret, $4 and $5 hashes, $6 site, then ids in the order of the names.
 const plantSql = `
 with given (org, m, secret, token, key_hash, site, device, command, alert, script, execution, webhook,
-  delivery, key, usr, audit, event) as (
+  delivery, key, usr, audit, event, terminal) as (
   values ($1::uuid, $2::text, $3::bytea, $4::bytea, $5::bytea, $6::uuid, $7::uuid, $8::uuid, $9::uuid,
-    $10::uuid, $11::uuid, $12::uuid, $13::uuid, $14::uuid, $15::uuid, $16::uuid, $17::uuid)
+    $10::uuid, $11::uuid, $12::uuid, $13::uuid, $14::uuid, $15::uuid, $16::uuid, $17::uuid,
+    $18::uuid)
 ), s as (
   insert into sites (id, org_id, name, address) select site, org, m, m from given on conflict do nothing
 ), d as (
@@ -103,6 +108,12 @@ with given (org, m, secret, token, key_hash, site, device, command, alert, scrip
     created_at, expires_at)
   select command, device, org, 'run_command', jsonb_build_object('command', m), 60, execution, now(),
     now() + interval '1 day' from given
+), t as (
+  insert into terminals (id, org_id, device_id, user_email, node_id, cols, rows, ended_at, end_reason)
+  select terminal, org, device, m, gen_random_uuid(), 80, 24, now(), 'closed' from given
+), tr as (
+  insert into terminal_recordings (terminal_id, seq, lines)
+  select terminal, 0, '[0,"o","' || m || '"]' || E'\\n' from given
 ), a as (
   insert into alerts (id, org_id, site_id, device_id, kind, severity, title, message, context,
     dedupe_key, occurrences)

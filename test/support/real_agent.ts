@@ -66,3 +66,15 @@ export async function startAgentOf(
     },
   }
 }
+
+/** Closes the device's socket as a network does: the agent comes back by itself. */
+export function breakAgent(hub: TestHub, deviceId: string): void {
+  const { shards } = hub.hub.ctx
+  const out = Reflect.get(shards, 'sockets') as {
+    openOf(shard: number): Iterable<{ conn: number; deviceId: string }>
+    close(conn: number, code: number, reason: string): void
+  }
+  for (const { conn, deviceId: own } of out.openOf(shards.of(deviceId))) {
+    if (own === deviceId) out.close(conn, 1012, 'test')
+  }
+}

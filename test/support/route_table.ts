@@ -83,6 +83,16 @@ export const table: Record<string, Row> = {
   getCommand: { may: 'readers', ok: '200', ids: ['command'] },
   cancelCommand: { may: 'operators', ok: '200', ids: ['command'], once: true },
 
+  createTerminal: {
+    may: 'operators',
+    ok: '409 DEVICE_OFFLINE',
+    ids: ['device'],
+    named: () => ({ body: { cols: 80, rows: 24 } }),
+  },
+  listTerminals: { may: 'readers', ok: '200', ids: ['device'] },
+  createTerminalTicket: { may: 'operators', ok: '409 CONFLICT', ids: ['terminal'] },
+  getTerminalRecording: { may: 'readers', ok: '200', ids: ['terminal'] },
+
   listAlerts: { may: 'everyone', ok: '200', lists: 'site', named: inOrganization, reaching: '200' },
   getAlert: { may: 'everyone', ok: '200', ids: ['alert'] },
   acknowledgeAlert: { may: 'operators', ok: '200', ids: ['alert'], once: true },
@@ -245,4 +255,6 @@ export const open = [
   'openapi',
   'ready',
   'refresh',
+  'terminalFile',
+  'terminalPage',
 ]

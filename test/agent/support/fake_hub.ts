@@ -15,6 +15,8 @@ export interface Peer {
   token: string
   subprotocol: string
   frames: AgentFrame[]
+  /** What terminals sent. */
+  binary: Buffer[]
   /** Whether an older socket was still open when this one came. */
   overlapped: boolean
   /** The close code, once closed. */
@@ -109,6 +111,7 @@ export async function startFakeHub() {
       token: tokenOf(request),
       subprotocol: socket.protocol,
       frames: [],
+      binary: [],
       overlapped: peers.some(({ closed }) => closed === null),
       closed: null,
       send: (frame) => socket.send(JSON.stringify(frame)),
@@ -116,7 +119,10 @@ export async function startFakeHub() {
     peers.push(peer)
     socket.on('error', () => {})
     socket.on('close', (code) => (peer.closed = code))
-    socket.on('message', (data: Buffer) => take(peer, JSON.parse(data.toString()) as AgentFrame))
+    socket.on('message', (data: Buffer, isBinary) => {
+      if (isBinary) peer.binary.push(data)
+      else take(peer, JSON.parse(data.toString()) as AgentFrame)
+    })
     const serverTime = new Date().toISOString()
     const heartbeatIntervalSeconds = hub.heartbeatSeconds
     if (hub.welcomes) peer.send({ type: 'welcome', serverTime, heartbeatIntervalSeconds })
