@@ -37,6 +37,7 @@ const programFiles: Partial<Record<Side, string>> = {
   bare: 'bench/limits/bare.ts',
   baseline: 'bench/baseline.ts',
   echo: 'bench/limits/echo.ts',
+  relay: 'bench/limits/relay.ts',
 }
 
 /** Every rate that would refuse a load on purpose is off; what is measured is the work itself. */

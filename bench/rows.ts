@@ -1,7 +1,7 @@
 // A row of the report: what it measures, beside what, and whether the goal was met. Pure values.
 
 /** What takes part in a run: the hub, a limit program, or the plain rival. */
-export type Side = 'hub' | 'bare' | 'baseline' | 'echo' | 'rows'
+export type Side = 'hub' | 'bare' | 'baseline' | 'echo' | 'relay' | 'rows'
 
 /** What one measurement of one side gave, by metric name. */
 export type Sample = Record<string, number>

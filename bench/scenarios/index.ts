@@ -9,6 +9,7 @@ import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
 import { script } from './script.ts'
 import { start } from './start.ts'
+import { terminal } from './terminal.ts'
 
 export const scenarios: readonly Scenario[] = [
   heartbeats,
@@ -19,5 +20,6 @@ export const scenarios: readonly Scenario[] = [
   script,
   auditExport,
   largeLists,
+  terminal,
   start,
 ]
