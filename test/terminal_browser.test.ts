@@ -168,10 +168,10 @@ test(
     await state(page, 'Connected')
     breakAgent(hub, agent.deviceId)
     await shows(page, /all-2/)
-    const buffer = (await page.evaluate(`{
+    const buffer = await page.evaluate<string>(`{
     const { active } = shown.buffer
     Array.from({ length: active.length }, (_, n) => active.getLine(n).translateToString(true)).join('\\n')
-  }`)) as string
+  }`)
     const found = [...buffer.matchAll(/^line (\d+)$/gm)].map(([, n]) => Number(n))
     assert.deepEqual(
       found,

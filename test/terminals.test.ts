@@ -4,10 +4,12 @@ import assert from 'node:assert/strict'
 import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { after, afterEach, before, describe, test } from 'node:test'
+import fc from 'fast-check'
 import { newId } from '../src/ids.ts'
 import {
   decodeFrame,
   encodeFrame,
+  frameKinds,
   type FrameKind,
   type TerminalFrame,
 } from '../src/terminal_frames.ts'
@@ -412,6 +414,53 @@ describe('frames of others', () => {
     assert.equal(code, 4029)
     await fake.close()
   })
+})
+
+test('nonsense from either end harms nobody and reaches nobody else', async () => {
+  const victim = await Operator.open(hub, agent.deviceId)
+  victim.type('stty -echo\n')
+  await victim.shows('stty -echo')
+  const device = await hub.enroll()
+  const fake = await FakeAgent.connect(device, hub.origin)
+  const kinds = Object.keys(frameKinds) as FrameKind[]
+  const noise = fc.record({
+    kind: fc.constantFrom(...kinds),
+    own: fc.boolean(),
+    seq: fc.oneof(fc.maxSafeNat(), fc.nat({ max: 300_000 })),
+    body: fc.uint8Array({ maxLength: 300 }),
+    cut: fc.nat({ max: 400 }),
+    flip: fc.nat({ max: 60 }),
+  })
+  const nonsense = (own: string) =>
+    fc.sample(noise, 300).map(({ kind, own: isOwn, seq, body, cut, flip }) => {
+      // Its own session is not closed on purpose: the rest would meet nothing.
+      const id = isOwn ? own : victim.id
+      const frame = encodeFrame(kind === 'close' && isOwn ? 'data' : kind, id, seq, body)
+      if (flip < 50) frame[flip] = (frame[flip] ?? 0) ^ (1 + (cut % 255))
+      return cut < 100 ? frame.subarray(0, cut) : frame
+    })
+  for (let round = 0; round < 4; round++) {
+    const ticket = await openTicket(hub, device.deviceId)
+    const socket = await openSocket(ticket)
+    const mine = nonsense(ticket.id)
+    const theirs = nonsense(ticket.id)
+    for (const [n, bytes] of mine.entries()) {
+      socket.send(bytes)
+      // Strays take from the frames an agent may send.
+      if (round === 0) fake.socket.send(theirs[n] ?? bytes)
+    }
+    socket.send('a text')
+    // Whatever the hub thought of it: by now the socket is closed, or this closes it.
+    socket.send(encodeFrame('data', ticket.id, 2 ** 40))
+    await until('the socket to close', () => socket.readyState === socket.CLOSED)
+    const { status } = await hub.post(`/terminals/${ticket.id}/tickets`)
+    if (status === 201) await endOver(ticket)
+  }
+  victim.type('echo still-$((1+1))\n')
+  await victim.shows('still-2')
+  assert.match(victim.text, /^[^]*stty -echo\r\n[^]{0,200}still-2/)
+  assert.equal((await hub.get('{origin}/health/ready')).status, 200)
+  await fake.close()
 })
 
 describe('what is written down', () => {
