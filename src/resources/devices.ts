@@ -230,7 +230,9 @@ async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, 
     await insertEvents(tx, [{ ...event, type: 'device.updated' }])
     return findDevice(tx, actor, params.id, true)
   })
-  if (body.siteId !== undefined) ctx.terminals.deviceMoved(params.id, body.siteId)
+  if (body.siteId !== undefined) {
+    ctx.terminals.deviceMoved(params.id.toLowerCase(), body.siteId.toLowerCase())
+  }
   return { status: 200, json }
 }
 
