@@ -1,7 +1,6 @@
 // Terminal sessions of this hub, in memory: frames go from the operator's socket to the agent's and back, with no
 // shard and no database on the way. A session lives where its device is connected, and dies with this hub.
-import { LRUCache } from 'lru-cache'
-import { auditOf, type AuditSource, type AuditSubject, type AuditTrail } from './audit.ts'
+import type { AuditSource, AuditTrail } from './audit.ts'
 import { can, type Actor } from './auth.ts'
 import type { Database } from './db.ts'
 import { AppError } from './errors.ts'
@@ -19,6 +18,7 @@ import {
   type TerminalFrame,
   type TerminalSize,
 } from './terminal_frames.ts'
+import { StrayFrames } from './stray_frames.ts'
 import { Recorder } from './terminal_recorder.ts'
 import { endTerminal, insertTerminal, type EndReason, type TerminalEnd } from './terminal_rows.ts'
 import { TerminalSession, type OperatorLine } from './terminal_session.ts'
@@ -76,7 +76,7 @@ export class Terminals {
   private readonly byDevice = new Map<string, Set<TerminalSession>>()
   /** Ends that are not written yet. */
   private readonly ending = new Set<Promise<void>>()
-  private readonly told: LRUCache<string, true>
+  private readonly strays: StrayFrames
   private readonly recorder: Recorder
   private readonly options: TerminalsOptions
   private readonly review: NodeJS.Timeout
@@ -87,7 +87,7 @@ export class Terminals {
   constructor(options: TerminalsOptions) {
     this.options = options
     this.recorder = new Recorder(options.db, options.log)
-    this.told = new LRUCache({ max: limits.foreignFrameSendersMax, ttl: limits.foreignFrameMs })
+    this.strays = new StrayFrames(options.audit, options.log)
     this.stopListening = options.identities.onChange((kind, id) => this.changed(kind, id))
     this.review = setInterval(() => this.changed('missed', ''), limits.terminalReviewMs)
     options.metrics.onScrape(() => options.metrics.terminals.set(this.sessions.size))
@@ -205,7 +205,7 @@ export class Terminals {
     if (frame === undefined) return this.drop('malformed')
     if (frame.id !== session.id) {
       this.drop('foreign')
-      return this.auditForeign(line.actor.userId, source, {
+      return this.strays.audit(line.actor.userId, source, {
         resourceId: frame.id,
         orgId: line.actor.orgId,
       })
@@ -273,7 +273,7 @@ export class Terminals {
   /** Another device's session: whoever guesses ids is written down. */
   private refuseAgent({ deviceId, orgId, ip }: AgentSender, { id }: TerminalFrame): void {
     this.drop('foreign')
-    this.auditForeign(
+    this.strays.audit(
       deviceId,
       { ip, userAgent: null, requestId: '' },
       { resourceId: id, orgId, deviceId },
@@ -384,23 +384,6 @@ export class Terminals {
 
   private drop(reason: string): void {
     this.options.metrics.terminalFramesDropped.inc({ reason })
-  }
-
-  /** One row per sender and minute: the flood itself must not become one. */
-  private auditForeign(
-    sender: string,
-    source: AuditSource,
-    subject: Pick<AuditSubject, 'resourceId' | 'orgId' | 'deviceId'>,
-  ): void {
-    if (this.told.has(sender)) return
-    this.told.set(sender, true)
-    const about = { action: 'terminal.foreign_frame', resourceType: 'terminal', ...subject }
-    const entry = auditOf(source, { ...about, result: 'denied' })
-    const { deviceId } = subject
-    const written = this.options.audit.denied(
-      deviceId ? { ...entry, actorType: 'agent', actorId: deviceId, requestId: null } : entry,
-    )
-    written.catch((error: unknown) => this.options.log.warn({ err: error }, 'not audited'))
   }
 
   /** Ends every session and writes what is left of them. */
