@@ -5,6 +5,7 @@ import { Compile } from 'typebox/compile'
 import type { Operation } from './auth.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
 import { limits } from './limits.ts'
+import { versionLengthMax, versionPattern } from './versions.ts'
 import { detailsOf } from './schema_errors.ts'
 
 export interface Action {
@@ -68,8 +69,8 @@ export const actions: Readonly<Record<string, Action>> = {
   upgrade_agent: action({
     payload: {
       version: Type.String({
-        pattern: String.raw`^\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`,
-        maxLength: 64,
+        pattern: versionPattern,
+        maxLength: versionLengthMax,
         description: 'A version such as 1.2.3 or 1.2.3-rc.1.',
       }),
     },

@@ -1,13 +1,14 @@
 // Builds the agent into one executable per platform: the source that `npm run agent` runs, and Bun around it.
 import { execFile } from 'node:child_process'
-import { chmod, mkdir, mkdtemp, open, rename, rm } from 'node:fs/promises'
-import { join } from 'node:path'
+import { chmod, mkdir, mkdtemp, rename, rm } from 'node:fs/promises'
+import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
-import { headerBytes, platformOf, type Platform } from '../../src/executable.ts'
+import type { Platform } from '../../src/executable.ts'
+import { agentFileName } from '../../src/release_manifest.ts'
 import { archName, osName } from '../../agent/platform.ts'
 import { bunProgram } from './bun.ts'
-import { agentFileName } from './names.ts'
+import { platformOfFile } from './files.ts'
 import { nameOf, targetOf, type Target } from './platforms.ts'
 import { Refusal } from './refusal.ts'
 
@@ -35,18 +36,20 @@ export async function buildAgent(build: Build): Promise<string> {
   const compiler = await bunProgram(requireTarget(thisPlatform()).bun, say)
   const runtime = await bunProgram(target.bun, say)
   const name = agentFileName(build.version, build.platform)
-  await mkdir(build.out, { recursive: true })
-  const draft = await mkdtemp(join(build.out, '.draft-'))
+  // Bun works in a folder of its own.
+  const out = resolve(build.out)
+  await mkdir(out, { recursive: true })
+  const draft = await mkdtemp(join(out, '.draft-'))
   try {
     const file = join(draft, name)
     await compile(compiler, runtime, target, build, file, draft)
     await requirePlatform(file, build.platform)
     await chmod(file, 0o755)
-    await rename(file, join(build.out, name))
+    await rename(file, join(out, name))
   } finally {
     await rm(draft, { recursive: true, force: true })
   }
-  return join(build.out, name)
+  return join(out, name)
 }
 
 async function compile(
@@ -85,15 +88,9 @@ async function compile(
 }
 
 async function requirePlatform(file: string, wanted: Platform): Promise<void> {
-  const handle = await open(file)
-  try {
-    const { buffer, bytesRead } = await handle.read(Buffer.alloc(headerBytes))
-    const found = platformOf(buffer.subarray(0, bytesRead))
-    if (found && nameOf(found) === nameOf(wanted)) return
-    throw new Refusal(`Bun built ${found ? nameOf(found) : 'no executable'} for ${nameOf(wanted)}`)
-  } finally {
-    await handle.close()
-  }
+  const found = await platformOfFile(file)
+  if (found && nameOf(found) === nameOf(wanted)) return
+  throw new Refusal(`Bun built ${found ? nameOf(found) : 'no executable'} for ${nameOf(wanted)}`)
 }
 
 /** The platform that this process runs on. */

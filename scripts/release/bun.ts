@@ -2,12 +2,12 @@
 // unpacked once into a cache of our own. Runs no script of a package.
 import { execFile } from 'node:child_process'
 import { createHash } from 'node:crypto'
-import { createReadStream, existsSync } from 'node:fs'
-import { mkdir, mkdtemp, rename, rm } from 'node:fs/promises'
-import { homedir } from 'node:os'
-import { basename, join } from 'node:path'
+import { createReadStream, existsSync, mkdirSync } from 'node:fs'
+import { mkdtemp, rename, rm } from 'node:fs/promises'
+import { basename, dirname, join } from 'node:path'
 import { pipeline } from 'node:stream/promises'
 import { promisify } from 'node:util'
+import { cacheFolder, privateFolder } from '../../src/private_folder.ts'
 import { bunVersion, type BunPackage } from './platforms.ts'
 import { Refusal } from './refusal.ts'
 
@@ -15,12 +15,12 @@ const run = promisify(execFile)
 
 /** The path of the program of a package, fetched when it is not in the cache. Throws Refusal. */
 export async function bunProgram(bun: BunPackage, say: (line: string) => void): Promise<string> {
-  const folder = join(cacheFolder(), folderName(bun))
+  const cache = ownCache()
+  const folder = join(cache, folderName(bun))
   const program = join(folder, basename(bun.program))
   if (existsSync(program)) return program
   say(`fetching ${bun.name}@${bunVersion}`)
-  await mkdir(cacheFolder(), { recursive: true, mode: 0o700 })
-  const draft = await mkdtemp(join(cacheFolder(), 'draft-'))
+  const draft = await mkdtemp(join(cache, 'bun-draft-'))
   try {
     const packed = await pack(bun, draft)
     await requireIntegrity(bun, packed)
@@ -48,10 +48,19 @@ function folderName({ name, integrity }: BunPackage): string {
   return `${name.slice('@oven/'.length)}-${bunVersion}-${digest.slice(0, 16)}`
 }
 
-function cacheFolder(): string {
-  const { XDG_CACHE_HOME, LOCALAPPDATA } = process.env
-  const base = XDG_CACHE_HOME || LOCALAPPDATA || join(homedir(), '.cache')
-  return join(base, 'muster', 'bun')
+/** What comes out of it is signed: nobody else may put something into it. */
+function ownCache(): string {
+  const cache = cacheFolder()
+  if (!windows) {
+    mkdirSync(dirname(cache), { recursive: true, mode: 0o700 })
+    if (privateFolder(cache)) return cache
+    throw new Refusal(
+      `${cache} can be changed by others, or not by you; set XDG_CACHE_HOME to a folder of your own`,
+    )
+  }
+  // A profile is its user's alone.
+  mkdirSync(cache, { recursive: true })
+  return cache
 }
 
 async function pack({ name }: BunPackage, folder: string): Promise<string> {
