@@ -16,6 +16,10 @@ export interface Config {
   readonly host: string
   readonly port: number
   readonly dataDir: string
+  /** Releases of agents, a folder per version. */
+  readonly agentReleasesDir: string
+  /** The `.pub` files of the keys that prove them. */
+  readonly agentReleaseKeys: string
   /** Absent: the hub starts its own PostgreSQL in `dataDir`. */
   readonly databaseUrl: string | undefined
   readonly redisUrl: string | undefined
@@ -153,6 +157,8 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     host,
     port: integer('PORT', 8080, 0, 65_535),
     dataDir,
+    agentReleasesDir: resolve(get('AGENT_RELEASES_DIR') ?? join(dataDir, 'releases')),
+    agentReleaseKeys: resolve(get('AGENT_RELEASE_KEYS') ?? join(dataDir, 'release-keys')),
     databaseUrl,
     redisUrl,
     smtpUrl,

@@ -168,7 +168,7 @@ class Exchange {
       onLeft: (listener: () => void) => this.abortListeners.push(listener),
     }
     try {
-      await writeChunks(this.res, reader, first, iterator)
+      await writeChunks(this.res, reader, first, iterator, reply.stream?.length)
     } catch (error) {
       const { requestId, route } = this
       this.ctx.log.error({ requestId, route: route.name, err: error }, 'an answer is broken off')
@@ -347,7 +347,9 @@ export function sendReply(
     // Merged: of two rates that speak, the refusing one alone is told.
     writeHeaders(res, { ...moreHeaders, ...reply.headers })
     if (reply.stream) {
-      if (headOnly) res.endWithoutBody()
+      const { length } = reply.stream
+      if (headOnly && length === undefined) res.endWithoutBody()
+      else if (headOnly) res.endWithoutBody(length)
     } else if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
     else if (typeof content !== 'string') endInParts(res, content)
     // A body past the cap is still on its way: only closing ends it.
@@ -496,6 +498,7 @@ const statusLines: Record<number, string> = {
   201: '201 Created',
   202: '202 Accepted',
   204: '204 No Content',
+  206: '206 Partial Content',
   304: '304 Not Modified',
   400: '400 Bad Request',
   401: '401 Unauthorized',
@@ -505,6 +508,7 @@ const statusLines: Record<number, string> = {
   409: '409 Conflict',
   413: '413 Payload Too Large',
   415: '415 Unsupported Media Type',
+  416: '416 Range Not Satisfiable',
   426: '426 Upgrade Required',
   429: '429 Too Many Requests',
   500: '500 Internal Server Error',

@@ -234,6 +234,26 @@ export const limits = {
   /** States before the end are written this late, so that a quick command is one write, not three. */
   progressDelayMs: 25,
 
+  // ---- releases
+  /** How often the folder of releases is looked at. */
+  releaseLookMs: 2_000,
+  /** Versions that are looked at, the highest; each has six platforms and about 900 MB. */
+  releasesMax: 32,
+  /** Files of a version: six platforms, each also compressed, the manifest, and room for notes. */
+  releaseFolderFilesMax: 64,
+  releaseKeysMax: 16,
+  /** A public key in PEM has 113 bytes. */
+  releaseKeyBytesMax: 4 * 1024,
+  /** One read of a file that is checked. */
+  releaseReadBytesMax: 1024 * 1024,
+  /** One piece of a download; so much is held for each reader, and a reader who takes none within
+   * `streamStallMs` is closed. */
+  downloadPieceBytes: 64 * 1024,
+  /** Downloads at once: with all readers slow 128 MB of pieces. */
+  downloadsMax: 2_000,
+  /** Of one address: a site behind one NAT, and still nobody takes all alone. */
+  downloadsPerAddressMax: 1_000,
+
   // ---- scripts
   /** Parameters of a script, and what all values of one execution may hold as an environment: what
    * Windows allows a process, less its own. */

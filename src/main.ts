@@ -12,6 +12,7 @@ import { ConfigError, originFile, readConfig, secretFile, type Config } from './
 import { DataKeys, wrappingKeys } from './data_keys.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
+import { Downloads } from './downloads.ts'
 import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
 import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
@@ -26,6 +27,7 @@ import { passwords } from './passwords.ts'
 import { Jobs } from './queue.ts'
 import { shareRates } from './rate_sharing.ts'
 import { rateLimits } from './rates.ts'
+import { Releases } from './releases.ts'
 import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
 import { Shards } from './shards.ts'
@@ -160,6 +162,13 @@ export async function run(options: RunOptions): Promise<Hub> {
     })
     stops.push(() => jobs.close())
 
+    const releases = new Releases({
+      folder: config.agentReleasesDir,
+      keysFolder: config.agentReleaseKeys,
+      log,
+    })
+    stops.push(() => releases.close())
+
     const rateKey = derivedKey(config.jwtSecret, 'rates')
     const sharing = config.redisUrl
       ? shareRates({ url: config.redisUrl, key: rateKey, log, metrics })
@@ -194,6 +203,8 @@ export async function run(options: RunOptions): Promise<Hub> {
       commands,
       streams,
       terminals,
+      releases,
+      downloads: new Downloads(),
       webhookKeys,
       cursorKey: derivedKey(config.jwtSecret, 'cursor'),
       get publicOrigin() {

@@ -27,6 +27,7 @@ const particulars: Record<string, { security?: Json[]; type?: string; errors?: n
   exportAudit: { type: 'text/csv', errors: [404] },
   verifyAudit: { errors: [404] },
   streamEvents: { type: 'text/event-stream', errors: [404, 409] },
+  downloadAgent: { type: 'application/octet-stream', errors: [429] },
   enrollAgent: { security: [{}, { agentToken: [] }] },
 }
 
@@ -102,7 +103,9 @@ const successes: Record<string, string> = {
   201: 'Created.',
   202: 'Accepted and durable; it runs as soon as it can.',
   204: 'Done; no body.',
+  206: 'The part that was asked for.',
   304: 'As you have it.',
+  416: 'The file ends before the part that was asked for; Content-Range tells its size.',
 }
 
 /** Which refusals an operation can meet, from what the adapter does with such a route. */
@@ -173,6 +176,24 @@ const headerParameter: Record<string, Json> = {
     in: 'header',
     description: 'A retry with the same key and body gets the answer of the first request.',
     schema: { type: 'string', minLength: 1, maxLength: limits.idempotencyKeyCharsMax },
+  },
+  range: {
+    name: 'Range',
+    in: 'header',
+    description: 'One range of bytes, to resume; with If-Range only of the same file.',
+    schema: { type: 'string' },
+  },
+  'if-range': {
+    name: 'If-Range',
+    in: 'header',
+    description: 'The ETag of what was begun: of another file all of it is sent.',
+    schema: { type: 'string' },
+  },
+  'if-none-match': {
+    name: 'If-None-Match',
+    in: 'header',
+    description: 'The ETag of what is there already: 304 where it is still the one.',
+    schema: { type: 'string' },
   },
   'last-event-id': {
     name: 'Last-Event-ID',

@@ -9,6 +9,7 @@ import type { Commands } from './commands.ts'
 import type { Config } from './config.ts'
 import type { DataKeys } from './data_keys.ts'
 import type { Database } from './db.ts'
+import type { Downloads } from './downloads.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
 import type { EventStreams, StreamSink } from './event_streams.ts'
 import type { Identities } from './identities.ts'
@@ -17,6 +18,7 @@ import type { Mailer } from './mail.ts'
 import type { Metrics } from './metrics.ts'
 import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
+import type { Releases } from './releases.ts'
 import { detailsOf } from './schema_errors.ts'
 import type { Shards } from './shards.ts'
 import type { Slots } from './slots.ts'
@@ -53,6 +55,9 @@ export interface Context {
   readonly commands: Commands
   readonly streams: EventStreams
   readonly terminals: Terminals
+  /** Of agents: what is offered to them. */
+  readonly releases: Releases
+  readonly downloads: Downloads
   /** Signs list cursors. */
   readonly cursorKey: Buffer
   /** Seal the secrets of webhooks. */
@@ -108,6 +113,8 @@ export interface Reply {
 export interface ReplyStream {
   /** The content type. */
   type: string
+  /** Bytes in all, where that is known before the first chunk: told as Content-Length. */
+  length?: number
   /** Each at most about `streamChunkBytesMax`: so much is held for a caller who does not read. */
   chunks: AsyncIterable<string | Uint8Array>
 }

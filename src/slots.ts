@@ -1,4 +1,4 @@
-// Work that takes long and is asked for by users: how much of it may run at once.
+// Work that takes long: how much of it may run at once, and how much of it for one who asks.
 import { AppError } from './errors.ts'
 
 export class Slots {
@@ -20,7 +20,11 @@ export class Slots {
     const mine = this.held.get(userId) ?? 0
     const retry = { retryAfterSeconds: 10 }
     if (mine >= this.perUserMax) {
-      throw new AppError('RATE_LIMITED', `your ${this.what} before this one still runs`, retry)
+      const message =
+        this.perUserMax === 1
+          ? `your ${this.what} before this one still runs`
+          : `${this.perUserMax} ${this.what}s of yours are running, which is the most; try again shortly`
+      throw new AppError('RATE_LIMITED', message, retry)
     }
     if (this.taken >= this.max) {
       const message = `as many ${this.what}s as may run at once are running; try again shortly`

@@ -11,21 +11,13 @@ import { insertEvents } from '../events.ts'
 import { newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { invalid, route, type Call, type Context, type Route } from '../route.ts'
-
-const osNames = { linux: 'linux', darwin: 'darwin', macos: 'darwin', windows: 'windows' } as const
-const archNames = {
-  amd64: 'amd64',
-  x64: 'amd64',
-  x86_64: 'amd64',
-  arm64: 'arm64',
-  aarch64: 'arm64',
-} as const
+import { archNames, archWords, osNames, osWords } from './platforms.ts'
 
 const EnrollBody = Type.Object({
   enrollmentSecret: Type.Optional(Type.String({ maxLength: limits.credentialBytesMax })),
   hostname: Type.String({ minLength: 1, maxLength: 255 }),
-  os: Type.Enum(Object.keys(osNames) as (keyof typeof osNames)[]),
-  arch: Type.Enum(Object.keys(archNames) as (keyof typeof archNames)[]),
+  os: Type.Enum(osWords),
+  arch: Type.Enum(archWords),
   osVersion: Type.Optional(Type.String({ maxLength: 255 })),
   agentVersion: Type.Optional(Type.String({ maxLength: 64 })),
   siteId: Type.Optional(Type.String({ format: 'uuid' })),
@@ -41,7 +33,7 @@ const Enrollment = Type.Object({
   websocketUrl: Type.String(),
   heartbeatIntervalSeconds: Type.Integer(),
   releaseKeys: Type.Array(Type.String(), {
-    description: 'Public keys that sign agents’ releases.',
+    description: 'Public keys that prove releases of the agent: base64 of 32 bytes each.',
   }),
 })
 
@@ -83,7 +75,7 @@ async function enroll(ctx: Context, call: EnrollCall) {
     siteId: device.siteId,
     websocketUrl: `${socketOrigin(ctx, call)}/api/v1/agents/${device.id}/ws`,
     heartbeatIntervalSeconds: ctx.config.heartbeatSeconds,
-    releaseKeys: [],
+    releaseKeys: [...ctx.releases.keys],
   }
   const headers = { ...rateHeaders, Location: `/api/v1/devices/${device.id}` }
   return { status: 201, body, headers }

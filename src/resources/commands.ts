@@ -8,6 +8,7 @@ import { commandColumns } from '../command_row.ts'
 import type { Accepted, NewCommand } from '../commands.ts'
 import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
+import type { Platform } from '../executable.ts'
 import { countEndsSql } from '../execution_ends.ts'
 import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
@@ -225,6 +226,7 @@ async function createCommand(
   call: Call<{ id: string }, { wait?: number }, CreateBody>,
 ) {
   const command = checkedCommand(call)
+  if (command.action === 'upgrade_agent') await requireBinary(ctx, call, command)
   const accepted = await ctx.commands.accept(command)
   const { wait } = call.query
   const headers = { Location: `/api/v1/commands/${accepted.id}` }
@@ -263,6 +265,38 @@ function checkedCommand(call: Call<{ id: string }, { wait?: number }, CreateBody
     userAgent: call.userAgent,
     requestId: call.requestId,
   }
+}
+
+/** Throws NOT_FOUND for the device, AGENT_BINARY_NOT_FOUND where it could not get that version from here. */
+async function requireBinary(
+  ctx: Context,
+  { actor }: Call<{ id: string }, unknown, CreateBody>,
+  { deviceId, payload, idempotencyKey }: NewCommand,
+): Promise<void> {
+  const where = withinScope(new Where().and('d.id = ?', deviceId), actor)
+  const [device] = await ctx.commandDb.query<Platform & Record<string, unknown>>(
+    `select d.os, d.arch from devices d ${where.text()}`,
+    where.values,
+  )
+  if (device === undefined) throw new AppError('NOT_FOUND', 'there is no such device')
+  // Checked against the schema of the action before.
+  const { version } = JSON.parse(payload) as { version: string }
+  try {
+    ctx.releases.require(device, version)
+  } catch (error) {
+    // A retry gets the first answer, whatever became of the release since.
+    if (idempotencyKey === null || !(await wasAccepted(ctx, actor.userId, idempotencyKey))) {
+      throw error
+    }
+  }
+}
+
+async function wasAccepted(ctx: Context, userId: string, key: string): Promise<boolean> {
+  const rows = await ctx.commandDb.query(
+    'select 1 as found from idempotency_keys where user_id = $1 and key = $2',
+    [userId, key],
+  )
+  return rows.length > 0
 }
 
 function forbidden(role: string): AppError {

@@ -12,6 +12,7 @@ import { healthRoutes } from './health.ts'
 import { invitationRoutes } from './invitations.ts'
 import { organizationRoutes } from './organizations.ts'
 import { pageRoutes } from './pages.ts'
+import { releaseRoutes } from './releases.ts'
 import { scriptRoutes } from './scripts.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
@@ -35,6 +36,7 @@ export const routes: readonly Route[] = [
   ...executionRoutes,
   ...auditRoutes,
   ...agentRoutes,
+  ...releaseRoutes,
   ...eventRoutes,
   ...webhookRoutes,
   ...webhookDeliveryRoutes,

@@ -1,0 +1,52 @@
+// The thread that reads the files of releases: their header, size and hash. CPU and the disk, nothing else; it
+// knows no key and judges nothing.
+import { createHash } from 'node:crypto'
+import { setPriority } from 'node:os'
+import { headerBytes, platformOf, type Platform } from '../src/executable.ts'
+import { limits } from '../src/limits.ts'
+import { openRegular, stampOf } from '../src/release_files.ts'
+
+/** What a file is. */
+export interface Measured {
+  /** What it was opened as; `openRegular` and `stampOf` tell whether it still is that file. */
+  stamp: string
+  size: number
+  /** Hex. */
+  sha256: string
+  /** By the header; null for what is no executable of ours. */
+  platform: Platform | null
+}
+
+/** Why a file was not measured. */
+export type Unmeasured = 'NOT_A_FILE' | 'CHANGING'
+
+// Linux alone has a priority per thread; elsewhere this would slow the whole hub.
+if (process.platform === 'linux') setPriority(limits.hashNice)
+
+/** Reads one file to its end. Throws what the system says. */
+export async function measure(path: string): Promise<Measured | Unmeasured> {
+  const file = await openRegular(path)
+  if (file === undefined) return 'NOT_A_FILE'
+  try {
+    const buffer = Buffer.allocUnsafe(limits.releaseReadBytesMax)
+    const hash = createHash('sha256')
+    let header: Buffer | undefined
+    let size = 0
+    for (;;) {
+      const { bytesRead } = await file.handle.read(buffer, 0, buffer.length, size)
+      if (bytesRead === 0) break
+      const piece = buffer.subarray(0, bytesRead)
+      header ??= Buffer.from(piece.subarray(0, headerBytes))
+      hash.update(piece)
+      size += bytesRead
+      // One that grows while it is read is still being written.
+      if (BigInt(size) > file.stats.size) return 'CHANGING'
+    }
+    const stamp = stampOf(file.stats)
+    if (stampOf(await file.handle.stat({ bigint: true })) !== stamp) return 'CHANGING'
+    const platform = (header && platformOf(header)) ?? null
+    return { stamp, size, sha256: hash.digest('hex'), platform }
+  } finally {
+    await file.handle.close()
+  }
+}
