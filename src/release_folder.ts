@@ -168,20 +168,19 @@ async function proveFile(
 }
 
 async function measured(path: string, name: string, measure: Measure): Promise<Measured> {
-  let found: Measured | Unmeasured
-  try {
-    found = await measure(path)
-  } catch (error) {
-    if (!isSystemError(error)) throw error
-    throw error.code === 'ENOENT'
-      ? new Wrong('NO_FILE', name, 'is in the manifest and not in the folder')
-      : new Wrong('UNREADABLE', name, `can't be read: ${error.code}`)
-  }
-  if (found === 'NOT_A_FILE') {
-    throw new Wrong('NOT_A_FILE', name, 'is no regular file; links are not followed')
-  }
-  if (found === 'CHANGING') throw new Wrong('CHANGING', name, 'is being written')
-  return found
+  const found = await measure(path)
+  if (!('failed' in found)) return found
+  const { failed } = found
+  const known = unmeasured[failed]
+  throw known
+    ? new Wrong(known.code, name, known.message)
+    : new Wrong('UNREADABLE', name, `can't be read: ${failed}`)
+}
+
+const unmeasured: Record<string, { code: string; message: string }> = {
+  ENOENT: { code: 'NO_FILE', message: 'is in the manifest and not in the folder' },
+  NOT_A_FILE: { code: 'NOT_A_FILE', message: 'is no regular file; links are not followed' },
+  CHANGING: { code: 'CHANGING', message: 'is being written' },
 }
 
 function isSystemError(error: unknown): error is Error & { code: string } {

@@ -155,7 +155,12 @@ export class Releases {
     for (const name of this.verdicts.keys()) {
       if (!looked.includes(name)) this.verdicts.delete(name)
     }
-    for (const name of looked) await this.judge(name)
+    const failures: unknown[] = []
+    for (const name of looked) {
+      // One that fails must not hide the others.
+      await this.judge(name).catch((error: unknown) => failures.push(error))
+    }
+    if (failures.length > 0) throw new AggregateError(failures, String(failures[0]))
     this.looked = true
   }
 

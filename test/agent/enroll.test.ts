@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { mkdirSync, readFileSync, readdirSync, statSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { test } from 'node:test'
-import { enrollAt, makeFolder, runCli } from './support/agent.ts'
+import { compiled, enrollAt, makeFolder, runCli } from './support/agent.ts'
 import { secret, startFakeHub } from './support/fake_hub.ts'
 
 test('enroll writes a private identity and token and tells what to do next', async () => {
@@ -15,7 +15,8 @@ test('enroll writes a private identity and token and tells what to do next', asy
   const { code, stdout } = await runCli(args)
   assert.equal(code, 0)
   assert.match(stdout, new RegExp(`Enrolled as device ${hub.deviceId}`))
-  assert.match(stdout, /Next: npm run -s agent -- run --state/)
+  const next = compiled ? 'muster-agent run --supervised' : 'npm run -s agent -- run'
+  assert.match(stdout, new RegExp(`Next: ${next} --state`))
   assert.equal(statSync(state).mode & 0o777, 0o700)
   assert.equal(statSync(join(state, 'token')).mode & 0o777, 0o600)
   assert.ok(hub.tokens.has(readFileSync(join(state, 'token'), 'utf8').trim()))

@@ -13,7 +13,7 @@ import { removeFolder } from '../../support/folders.ts'
 
 const main = fileURLToPath(new URL('../../../agent/main.ts', import.meta.url))
 /** MUSTER_TEST_AGENT names a compiled agent, to prove the same of it. */
-const compiled = process.env['MUSTER_TEST_AGENT']
+export const compiled = process.env['MUSTER_TEST_AGENT']
 const [program, programArgs] = compiled ? [compiled, []] : [process.execPath, [main]]
 
 export interface LogLine {
