@@ -8,7 +8,7 @@ import { can, operations, type Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
 import { AppError, errorBody } from './errors.ts'
 import { bearer } from './http_headers.ts'
-import { writeChunks } from './http_stream.ts'
+import { writeBytes, writeChunks, type ByteSource, type Reader } from './http_stream.ts'
 import { limits } from './limits.ts'
 import {
   invalid,
@@ -142,6 +142,7 @@ class Exchange {
       reply = await this.refuse(error)
     }
     if (reply.stream) reply = await this.stream(reply, reply.stream)
+    else if (reply.bytes) reply = await this.bytes(reply, reply.bytes)
     else this.send(reply)
     this.server.active--
     this.account(reply.status)
@@ -163,18 +164,49 @@ class Exchange {
       return refusal
     }
     this.send(reply)
-    const reader = {
-      left: () => this.aborted,
-      onLeft: (listener: () => void) => this.abortListeners.push(listener),
-    }
     try {
-      await writeChunks(this.res, reader, first, iterator, reply.stream?.length)
+      await writeChunks(this.res, this.reader(), first, iterator)
     } catch (error) {
-      const { requestId, route } = this
-      this.ctx.log.error({ requestId, route: route.name, err: error }, 'an answer is broken off')
-      if (!this.aborted) this.res.close()
+      this.breakOff(error)
     }
     return reply
+  }
+
+  /** As `stream`: the refusal is that of `open`. */
+  private async bytes(reply: Reply, { open }: NonNullable<Reply['bytes']>): Promise<Reply> {
+    if (this.method === 'HEAD') {
+      this.send(reply)
+      return reply
+    }
+    let source: ByteSource
+    try {
+      source = await open()
+    } catch (error) {
+      const refusal = await this.refuse(error)
+      this.send(refusal)
+      return refusal
+    }
+    this.send(reply)
+    try {
+      await writeBytes(this.res, this.reader(), source)
+    } catch (error) {
+      this.breakOff(error)
+    }
+    return reply
+  }
+
+  /** Too late for a refusal: what was cut short must not look whole. */
+  private breakOff(error: unknown): void {
+    const { requestId, route } = this
+    this.ctx.log.error({ requestId, route: route.name, err: error }, 'an answer is broken off')
+    if (!this.aborted) this.res.close()
+  }
+
+  private reader(): Reader {
+    return {
+      left: () => this.aborted,
+      onLeft: (listener) => this.abortListeners.push(listener),
+    }
   }
 
   private async answer(bodyRead: Promise<string | AppError> | string): Promise<Reply> {
@@ -294,7 +326,7 @@ class Exchange {
       beginReply(res, reply, this.requestId, this.replyHeaders)
       reply.sink(openStream(res, (listener) => this.abortListeners.push(listener)))
     } else if (!this.aborted) {
-      if (!reply.text && !reply.stream && !reply.sink)
+      if (!reply.text && !reply.stream && !reply.bytes && !reply.sink)
         this.options.onAnswer?.(route, reply.status, jsonText(reply))
       sendReply(res, reply, this.requestId, this.method === 'HEAD', this.replyHeaders)
     }
@@ -341,15 +373,15 @@ export function sendReply(
         res.writeHeader(name, securityHeaders[name] as string)
       }
     }
-    const type = reply.text?.type ?? reply.stream?.type
+    const type = reply.text?.type ?? reply.stream?.type ?? reply.bytes?.type
     if (type !== undefined) res.writeHeader('Content-Type', type)
     else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
     // Merged: of two rates that speak, the refusing one alone is told.
     writeHeaders(res, { ...moreHeaders, ...reply.headers })
     if (reply.stream) {
-      const { length } = reply.stream
-      if (headOnly && length === undefined) res.endWithoutBody()
-      else if (headOnly) res.endWithoutBody(length)
+      if (headOnly) res.endWithoutBody()
+    } else if (reply.bytes) {
+      if (headOnly) res.endWithoutBody(reply.bytes.length)
     } else if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
     else if (typeof content !== 'string') endInParts(res, content)
     // A body past the cap is still on its way: only closing ends it.

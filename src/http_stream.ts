@@ -1,5 +1,5 @@
-// Writes the chunks of a streamed reply as fast as its reader takes them: at most a chunk waits here, and what
-// makes them is asked for the next one only then.
+// Writes the bodies of streamed replies as fast as their readers take them: what makes or reads them is asked for
+// more only then.
 import type { HttpResponse } from 'uWebSockets.js'
 import { limits } from './limits.ts'
 
@@ -9,100 +9,113 @@ export interface Reader {
   onLeft: (listener: () => void) => void
 }
 
-type Chunk = string | Uint8Array
+/** A body whose length is known and which can be read at any place, as often as need be. */
+export interface ByteSource {
+  /** Bytes. */
+  length: number
+  /** Passes some bytes from `offset` on to `take`, which is done with them when it returns. */
+  read: (offset: number, take: (bytes: Uint8Array) => void) => Promise<void>
+  close: () => Promise<void>
+}
 
 /**
  * Writes all chunks from `step` on and ends the response; false when the reader left or stalled before.
- * With a `length` in bytes it is told as Content-Length and the chunks have to be as many; a chunk's memory may
- * then be used for the next one. The iteration is ended in any case. Throws what making a chunk threw, with the
+ * At most a chunk waits here. The iteration is ended in any case. Throws what making a chunk threw, with the
  * response still open.
  */
 export async function writeChunks(
   res: HttpResponse,
   reader: Reader,
-  first: IteratorResult<Chunk>,
-  chunks: AsyncIterator<Chunk>,
-  length?: number,
+  first: IteratorResult<string | Uint8Array>,
+  chunks: AsyncIterator<string | Uint8Array>,
 ): Promise<boolean> {
-  const body = length === undefined ? unsized(res) : sized(res, length)
-  let wake = () => {}
-  reader.onLeft(() => wake())
   try {
     // They may have left while the first chunk was made.
     if (reader.left()) return false
-    res.onWritable((offset) => {
-      const taken = body.goOn(offset)
-      if (taken) wake()
-      return taken
-    })
+    const outlet = new Outlet(res, reader)
     for (let step = first; !step.done; step = await chunks.next()) {
       if (reader.left()) return false
       const { value } = step
       // An empty chunk would be the end of the body.
       if (value.length === 0) continue
-      let taken = true
-      res.cork(() => {
-        taken = body.write(value)
-      })
-      if (taken) continue
-      const stalled = await new Promise<boolean>((resolve) => {
-        const timer = setTimeout(() => resolve(true), limits.streamStallMs)
-        wake = () => {
-          clearTimeout(timer)
-          resolve(false)
-        }
-      })
-      wake = () => {}
-      if (stalled && !reader.left()) res.close()
-      if (reader.left()) return false
+      if (!(await outlet.write(() => res.write(value)))) return false
     }
     if (reader.left()) return false
-    body.end()
+    res.cork(() => res.end())
     return true
   } finally {
     await chunks.return?.()
   }
 }
 
-/** How a body gets into its socket. */
-interface Body {
-  /** False when the socket did not take all of it. */
-  write: (chunk: Chunk) => boolean
-  /** The socket takes more, from this byte of the body on; false when it again did not take all. */
-  goOn: (offset: number) => boolean
-  end: () => void
-}
-
-/** In chunked encoding: what is not taken uWebSockets.js keeps a copy of. */
-function unsized(res: HttpResponse): Body {
-  return {
-    write: (chunk) => res.write(chunk),
-    goOn: () => true,
-    end: () => res.cork(() => res.end()),
+/**
+ * Writes a whole source under its Content-Length; false when the reader left or stalled before. Nothing waits here:
+ * what a socket did not take is read again. Closes the source. Throws what reading threw, with the response still
+ * open.
+ */
+export async function writeBytes(
+  res: HttpResponse,
+  reader: Reader,
+  source: ByteSource,
+): Promise<boolean> {
+  const { length } = source
+  try {
+    if (reader.left()) return false
+    const outlet = new Outlet(res, reader)
+    let offset = 0
+    for (;;) {
+      let written = Promise.resolve(false)
+      await source.read(offset, (bytes) => {
+        if (reader.left()) return
+        written = outlet.write(() => {
+          const [taken, done] = res.tryEnd(bytes, length)
+          offset = done ? length : res.getWriteOffset()
+          return taken || done
+        })
+      })
+      if (!(await written)) return false
+      if (offset >= length) return true
+    }
+  } finally {
+    await source.close()
   }
 }
 
-/** With a Content-Length: what is not taken is offered again, and nobody copies it. */
-function sized(res: HttpResponse, length: number): Body {
-  let rest: Uint8Array | undefined
-  let begin = 0
-  let ended = false
-  const offer = (bytes: Uint8Array) => {
-    const [taken, done] = res.tryEnd(bytes, length)
-    ended = done
-    if (taken || done) rest = undefined
-    return taken || done
+/** A response that takes what its socket takes. */
+class Outlet {
+  private readonly res: HttpResponse
+  private readonly reader: Reader
+  private wake = () => {}
+
+  constructor(res: HttpResponse, reader: Reader) {
+    this.res = res
+    this.reader = reader
+    reader.onLeft(() => this.wake())
+    res.onWritable(() => {
+      this.wake()
+      return true
+    })
   }
-  return {
-    write(chunk) {
-      rest = typeof chunk === 'string' ? Buffer.from(chunk) : chunk
-      begin = res.getWriteOffset()
-      return offer(rest)
-    },
-    goOn: (offset) => rest === undefined || offer(rest.subarray(offset - begin)),
-    end() {
-      // The last chunk ended it. Too few of them must not look whole.
-      if (!ended) res.close()
-    },
+
+  /**
+   * Calls `write`, which answers whether the socket took all, and waits until it takes more; false when the reader
+   * left or stalled.
+   */
+  async write(write: () => boolean): Promise<boolean> {
+    let taken = true
+    this.res.cork(() => {
+      taken = write()
+    })
+    if (taken) return true
+    const stalled = await new Promise<boolean>((resolve) => {
+      const timer = setTimeout(() => resolve(true), limits.streamStallMs)
+      this.wake = () => {
+        clearTimeout(timer)
+        resolve(false)
+      }
+    })
+    this.wake = () => {}
+    if (stalled && !this.reader.left()) this.res.close()
+    return !this.reader.left()
   }
 }

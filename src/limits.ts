@@ -246,10 +246,11 @@ export const limits = {
   releaseKeyBytesMax: 4 * 1024,
   /** One read of a file that is checked. */
   releaseReadBytesMax: 1024 * 1024,
-  /** One piece of a download; so much is held for each reader, and a reader who takes none within
-   * `streamStallMs` is closed. */
+  /** One read of a download. A reader who takes nothing for `streamStallMs` is closed. */
   downloadPieceBytes: 64 * 1024,
-  /** Downloads at once: with all readers slow 128 MB of pieces. */
+  /** Reads of downloads at once: the thread pool has four, the others wait for their turn without memory. */
+  downloadBuffers: 16,
+  /** Downloads at once: each holds a socket and about 10 KB. */
   downloadsMax: 2_000,
   /** Of one address: a site behind one NAT, and still nobody takes all alone. */
   downloadsPerAddressMax: 1_000,

@@ -12,6 +12,7 @@ import type { Database } from './db.ts'
 import type { Downloads } from './downloads.ts'
 import { AppError, type ErrorDetail } from './errors.ts'
 import type { EventStreams, StreamSink } from './event_streams.ts'
+import type { ByteSource } from './http_stream.ts'
 import type { Identities } from './identities.ts'
 import type { Logger } from './log.ts'
 import type { Mailer } from './mail.ts'
@@ -98,6 +99,8 @@ export interface Reply {
   text?: { type: string; content: string | Buffer }
   /** A body of any length, written as fast as the caller reads. */
   stream?: ReplyStream
+  /** A body of known length that is read as the caller takes it. `open` may refuse; HEAD does not call it. */
+  bytes?: { type: string; length: number; open: () => Promise<ByteSource> }
   /** Also instead of the security header of the same name. */
   headers?: Record<string, string>
   /** Takes over the body: it stays open until one of the two ends it. Not called for HEAD. */
@@ -113,8 +116,6 @@ export interface Reply {
 export interface ReplyStream {
   /** The content type. */
   type: string
-  /** Bytes in all, where that is known before the first chunk: told as Content-Length. */
-  length?: number
   /** Each at most about `streamChunkBytesMax`: so much is held for a caller who does not read. */
   chunks: AsyncIterable<string | Uint8Array>
 }

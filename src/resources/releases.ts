@@ -125,10 +125,10 @@ function download(ctx: Context, { params, query, header, ip }: DownloadCall): Re
   const range = `bytes ${begin}-${end - 1}/${file.size}`
   return {
     status,
-    stream: {
+    bytes: {
       type: packed ? 'application/zstd' : 'application/octet-stream',
       length: end - begin,
-      chunks: ctx.downloads.pieces(file, begin, end, ip),
+      open: () => ctx.downloads.start(file, begin, end, ip),
     },
     headers: status === 206 ? { ...headers, 'Content-Range': range } : headers,
   }
