@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict'
 import { generateKeyPairSync, verify } from 'node:crypto'
 import { test } from 'node:test'
+import fc from 'fast-check'
 import {
   isKeyListSigned,
   isManifestSigned,
   isPublicKey,
   keyIdOf,
+  parseAgentFileName,
+  parseKeyList,
+  parseManifest,
   publicKeyOf,
   signFile,
   signKeyList,
@@ -89,6 +93,73 @@ test('a list of keys counts where one of the present keys signed it', () => {
   assert.ok(!isKeyListSigned(list, [twoKey]))
   assert.ok(!isKeyListSigned({ ...list, keys: [twoKey, oneKey] }, [oneKey]))
   assert.ok(!isKeyListSigned({ ...list, created: '2027-01-01T00:00:00.000Z' }, [oneKey]))
+})
+
+test('what the tool writes is read back as it was', () => {
+  assert.deepEqual(parseManifest(JSON.stringify(manifest, null, 2)), manifest)
+  const list = signKeyList({ created: manifest.created, keys: [oneKey, twoKey] }, [one.privateKey])
+  assert.deepEqual(parseKeyList(JSON.stringify(list)), list)
+})
+
+test('a manifest that is not wholly what it has to be is refused, and the member named', () => {
+  const [file] = manifest.files
+  assert.ok(file)
+  const withFile = (more: object) => ({ files: [{ ...file, ...more }] })
+  const wrongs: [object, RegExp][] = [
+    [{ version: '1.2' }, /^version is no version/],
+    [{ version: '1.2.4' }, /^files\/0\/name is no executable of 1\.2\.4/],
+    [{ created: 'today' }, /^created/],
+    [{ minimumVersion: '1.2.4' }, /^minimumVersion is above version/],
+    [{ keyId: 'AB' }, /^keyId/],
+    [{ signature: 'AA' }, /^signature/],
+    [{ extra: 1 }, /has extra, which means nothing/],
+    [{ files: {} }, /^files is no list/],
+    [{ files: [] }, /^files is empty/],
+    [{ files: [file, file] }, /^files has a platform twice/],
+    [withFile({ name: '../../etc/passwd' }), /^files\/0\/name/],
+    [withFile({ name: 'muster-agent_1.2.3_linux_arm64' }), /^files\/0 is linux\/arm64 by its name/],
+    [withFile({ name: 'muster-agent_1.2.3_linux_amd64.exe' }), /^files\/0\/name/],
+    [withFile({ size: 0 }), /^files\/0\/size/],
+    [withFile({ size: 1.5 }), /^files\/0\/size/],
+    [withFile({ sha256: 'AB'.repeat(32) }), /^files\/0\/sha256/],
+    [withFile({ signature: `${'A'.repeat(86)}=\n` }), /^files\/0\/signature/],
+    [withFile({ zst: {} }), /^files\/0\/zst has no size/],
+  ]
+  for (const [more, said] of wrongs) {
+    const text = JSON.stringify({ ...manifest, ...more })
+    assert.throws(() => parseManifest(text), { message: said }, text)
+  }
+  for (const name of Object.keys(manifest)) {
+    const { [name as 'version']: _gone, ...rest } = manifest
+    assert.throws(() => parseManifest(JSON.stringify(rest)), new RegExp(`has no ${name}`))
+  }
+})
+
+test('whatever is read, it is a sentence that says what is wrong, and nothing of it gets through', () => {
+  fc.assert(
+    fc.property(fc.json(), (text) => {
+      for (const parse of [parseManifest, parseKeyList]) {
+        assert.throws(() => parse(text), { name: 'Error' })
+      }
+    }),
+  )
+  for (const text of ['', '[]', 'null', '{', '"x"']) assert.throws(() => parseManifest(text))
+})
+
+test('a name is one of ours or nothing', () => {
+  assert.deepEqual(parseAgentFileName('muster-agent_1.0.0-rc.1_windows_amd64.exe'), {
+    version: '1.0.0-rc.1',
+    platform: { os: 'windows', arch: 'amd64' },
+  })
+  for (const name of [
+    'muster-agent_1.0.0_windows_amd64',
+    'muster-agent_1.0.0_linux_amd64.exe',
+    'muster-agent_1.0.0_linux_amd64.zst',
+    'muster-agent_1.0_linux_amd64',
+    'muster-agent_1.0.0_linux_mips',
+    'x/muster-agent_1.0.0_linux_amd64',
+  ])
+    assert.equal(parseAgentFileName(name), undefined, name)
 })
 
 test('versions are ordered as semver.org says', () => {
