@@ -2,6 +2,7 @@
 import type { Scenario } from '../suite.ts'
 import { accept } from './accept.ts'
 import { connect } from './connect.ts'
+import { downloads } from './downloads.ts'
 import { auditExport } from './export.ts'
 import { heartbeats } from './heartbeats.ts'
 import { largeLists } from './lists.ts'
@@ -19,6 +20,7 @@ export const scenarios: readonly Scenario[] = [
   roundTrip,
   script,
   auditExport,
+  downloads,
   largeLists,
   terminal,
   start,

@@ -94,7 +94,8 @@ export const releaseRoutes: Route[] = [
     path: '/agents/download/:os/:arch',
     name: 'downloadAgent',
     tag: 'agents',
-    summary: 'The binary of the agent: of a version, or the highest that is no pre-release',
+    summary:
+      'The binary of the agent: of a version, or the highest that is no pre-release. Ranges, ETag and HEAD work; X-Agent-Version, X-Checksum-Sha256 (of what is sent) and X-Signature-Ed25519 (of the binary) tell what it is.',
     may: 'public',
     params: downloadParams,
     query: downloadQuery,
