@@ -69,6 +69,8 @@ async function compile(
     // What lies in the folder an agent is started from must not change how it runs.
     '--no-compile-autoload-dotenv',
     '--no-compile-autoload-bunfig',
+    // Node's terminal; Bun brings its own. Which packages a checkout has must not change what comes out.
+    '--external=@lydell/node-pty',
     // Without this stacks in a log name nothing; of the size it is nothing.
     '--keep-names',
     ...Object.entries(constants).flatMap(([name, value]) => [

@@ -11,7 +11,7 @@ import { buildAgent, thisPlatform } from '../../scripts/release/build.ts'
 import { removeFolder } from '../support/folders.ts'
 
 // Those that start an agent; the others call its functions.
-const files = ['commands', 'connection', 'crash', 'enroll', 'power', 'run']
+const files = ['commands', 'connection', 'crash', 'enroll', 'power', 'run', 'terminal']
 
 test('the agent in one file does what the agent of a checkout does', async (t) => {
   const out = mkdtempSync(join(tmpdir(), 'muster-compiled-'))
