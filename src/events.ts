@@ -33,8 +33,13 @@ export const eventTypes = [
 ] as const
 
 /** SQL: a new id. The order of events is by transaction first, so random bits suffice behind the time. */
-export const newEventId = `overlay(overlay(gen_random_uuid()::text
-    placing left(uuid7_floor(clock_timestamp())::text, 13) from 1) placing '7' from 15)::uuid`
+export const newEventId = eventIdSql('clock_timestamp()')
+
+/** SQL: an id of this time, for an event that comes before others of its statement. */
+export function eventIdSql(at: string): string {
+  return `overlay(overlay(gen_random_uuid()::text
+    placing left(uuid7_floor(${at})::text, 13) from 1) placing '7' from 15)::uuid`
+}
 
 export type EventType = (typeof eventTypes)[number]
 

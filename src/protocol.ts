@@ -41,6 +41,10 @@ export function isEnded(status: CommandStatus): status is EndedStatus {
   return (endedStatuses as readonly string[]).includes(status)
 }
 
+/** How far an agent says its upgrade is: `progress` of the stream `phase`. */
+export const upgradePhases = ['downloading', 'verifying', 'trial'] as const
+export type UpgradePhase = (typeof upgradePhases)[number]
+
 /** How an agent may report the end of a command. */
 export type ResultStatus = 'completed' | 'failed' | 'timeout' | 'cancelled'
 
@@ -118,6 +122,7 @@ export type AgentFrame =
   | { type: 'delivered'; id: string }
   | { type: 'started'; id: string }
   | { type: 'progress'; id: string; seq: number; stream: 'stdout' | 'stderr'; data: string }
+  | { type: 'progress'; id: string; seq: number; stream: 'phase'; data: UpgradePhase }
   | ResultFrame
   | AlertFrame
 

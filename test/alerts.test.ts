@@ -18,10 +18,12 @@ import {
   signedIn,
   type Person,
 } from './support/people.ts'
+import { Releases } from './support/machine.ts'
 import { until } from './support/until.ts'
 
 type AlertItem = Static<typeof Alert>
 
+const releases = new Releases()
 let hub: TestHub
 let orgId: string
 let siteId: string
@@ -29,13 +31,18 @@ let key: string
 let admin: Person
 
 before(async () => {
-  hub = await startHub({ LIMIT_FRAMES: '0', LIMIT_LOGIN: '2' })
+  await releases.pretend('9.9.9')
+  hub = await startHub({ LIMIT_FRAMES: '0', LIMIT_LOGIN: '2', ...releases.env })
+  await releases.offered(hub)
   orgId = await makeOrganization(hub)
   siteId = await makeSite(hub, orgId)
   admin = await signedIn(hub, 'org_admin', { orgId })
   key = await makeKey(siteId)
 })
-after(() => hub.close())
+after(async () => {
+  await hub.close()
+  releases.remove()
+})
 
 async function makeKey(site: string): Promise<string> {
   const answer = await hub.post(`/sites/${site}/enrollment-keys`)

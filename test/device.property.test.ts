@@ -58,12 +58,15 @@ class World {
   writes: Write[] = []
   accepted = 0
 
-  accept(concurrent: boolean): void {
+  /** What heartbeats of the present connection named. */
+  heard = new Set<string>()
+
+  accept(concurrent: boolean, upgrade: boolean): void {
     const id = String(++this.accepted).padStart(6, '0')
     const command: OpenCommand = {
       id,
-      action: 'run_command',
-      payload: '{}',
+      action: upgrade ? 'upgrade_agent' : 'run_command',
+      payload: upgrade ? '{"version":"2"}' : '{}',
       timeoutSeconds: 10,
       createdMs: this.nowMs,
       expiresMs: this.nowMs + 600_000,
@@ -90,6 +93,13 @@ class World {
       this.nowMs + 60_000,
     )
     this.claiming = []
+    this.heard = new Set()
+  }
+
+  beat(version: string): void {
+    if (!this.connected) return
+    this.heard.add(version)
+    this.run({ type: 'frame', frame: { type: 'heartbeat', agentVersion: version } })
   }
 
   /** The claim commits: its snapshot is what the rows hold at this very moment. */
@@ -214,6 +224,9 @@ class World {
           (write) => write.id === id && write.end && write.epoch === device.epoch,
         )
         assert.ok(!twice, 'two ends of one command on one connection')
+        if (effect.command.action === 'upgrade_agent' && effect.end.status === 'completed') {
+          assert.ok(this.heard.has('2'), 'an upgrade is completed that no heartbeat proves')
+        }
         this.writes.push({ epoch: device.epoch, id, end: effect.end, stage: '', attempts })
         return
       }
@@ -267,6 +280,7 @@ class World {
       while (this.told.length > 0) this.tellNext(0)
       while (this.writes.length > 0) this.commit()
       while (this.atFront.length > 0) this.frontWrites()
+      this.beat('2')
       for (let index = 0; index < this.agentHas.size; index++)
         this.agentSays('result', index, 'completed')
       while (this.writes.length > 0) this.commit()
@@ -283,7 +297,15 @@ class World {
 const steps = fc.oneof(
   {
     weight: 4,
-    arbitrary: fc.record({ do: fc.constant('accept' as const), concurrent: fc.boolean() }),
+    arbitrary: fc.record({
+      do: fc.constant('accept' as const),
+      concurrent: fc.boolean(),
+      upgrade: fc.boolean(),
+    }),
+  },
+  {
+    weight: 3,
+    arbitrary: fc.record({ do: fc.constant('beat' as const), version: fc.constantFrom('1', '2') }),
   },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('connect' as const) }) },
   { weight: 4, arbitrary: fc.record({ do: fc.constant('claim' as const) }) },
@@ -305,12 +327,13 @@ const steps = fc.oneof(
   { weight: 2, arbitrary: fc.record({ do: fc.constant('tick' as const), ms: fc.nat(50_000) }) },
 )
 
-test('any interleaving keeps one end per command, FIFO, honest states and a bounded actor', () => {
+test('any interleaving keeps one end per command, FIFO, honest states, proved upgrades and a bounded actor', () => {
   fc.assert(
     fc.property(fc.array(steps, { maxLength: 120, size: 'max' }), (plan) => {
       const world = new World()
       for (const event of plan) {
-        if (event.do === 'accept') world.accept(event.concurrent)
+        if (event.do === 'accept') world.accept(event.concurrent, event.upgrade)
+        else if (event.do === 'beat') world.beat(event.version)
         else if (event.do === 'connect') world.connect(false)
         else if (event.do === 'claim') world.claim()
         else if (event.do === 'close') world.close()

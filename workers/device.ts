@@ -12,6 +12,7 @@ import type {
   HeartbeatFrame,
   InventoryFrame,
   ResultFrame,
+  UpgradePhase,
 } from '../src/protocol.ts'
 import {
   afterCrossings,
@@ -38,8 +39,10 @@ export interface OpenCommand extends CommandMessage {
   cancelRequested: boolean
   /** The agent sent a result that waits for its ack. */
   reported: boolean
-  /** A result that came while the hub's own end was being committed. */
+  /** A result that waits: for the hub's own end to be committed, or for a heartbeat that proves it. */
   late: ResultFrame | null
+  /** Of an upgrade: what the agent last said of it on this connection. */
+  phase?: UpgradePhase
 }
 
 /** What an actor judges by: timings in milliseconds, and its organization's thresholds. */
@@ -64,6 +67,10 @@ export interface Device {
   /** Since the last flush, else null. */
   metrics: AgentMetrics | null
   agentVersion: string | null
+  /** A heartbeat of this very connection named the version. */
+  versionHeard: boolean
+  /** An upgrade ended: the version is written with the next heartbeat, not with the next flush. */
+  versionDue: boolean
   /** Whose threshold alert is open. */
   high: HighBits
   resumed: boolean
@@ -125,6 +132,7 @@ export type Effect =
   | { type: 'inventory'; frame: InventoryFrame }
   | { type: 'alert'; frame: AlertFrame }
   | { type: 'crossing'; crossing: Crossing }
+  | { type: 'phase'; id: string; phase: UpgradePhase }
 
 /** What became of a cancel: being ended as cancelled, the agent was asked, or not open here. */
 export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
@@ -144,6 +152,8 @@ export function openDevice(
     flushMs,
     metrics: null,
     agentVersion: null,
+    versionHeard: false,
+    versionDue: false,
     high: 0,
     resumed: socket.resumed,
     commands: null,
@@ -238,7 +248,7 @@ function onFrame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules)
     case 'result':
       return result(device, frame)
     case 'progress':
-      return []
+      return frame.stream === 'phase' ? phase(device, frame.id, frame.data) : []
     case 'inventory':
       return [{ type: 'inventory', frame }]
     case 'alert':
@@ -253,8 +263,12 @@ function heartbeat(
   { thresholds }: Rules,
 ): Effect[] {
   device.heardMs = nowMs
-  if (agentVersion !== undefined) device.agentVersion = agentVersion
   const effects: Effect[] = seq === undefined ? [] : [{ type: 'heartbeat_ack', seq }]
+  if (agentVersion !== undefined) {
+    device.agentVersion = agentVersion
+    if (!device.versionHeard) effects.push(...judgeWaiting(device))
+    if (device.versionDue) effects.push(seen(device))
+  }
   if (metrics === undefined) return effects
   device.metrics = metrics
   const changes = crossings(device.high, metrics, thresholds)
@@ -300,10 +314,20 @@ function runDeadline(command: OpenCommand, nowMs: number, rules: Rules): number 
   return nowMs + command.timeoutSeconds * 1000 + rules.timeoutGraceMs
 }
 
+function phase(device: Device, id: string, said: UpgradePhase): Effect[] {
+  const command = find(device, id)
+  if (command?.action !== 'upgrade_agent' || command.stage === 'ending') return []
+  if (command.phase === said) return []
+  command.phase = said
+  return [{ type: 'phase', id, phase: said }]
+}
+
 /** A result ends its command at any stage, even one whose `delivered` was never heard. */
-function result(device: Device, frame: ResultFrame): Effect[] {
-  const command = find(device, frame.id)
-  if (command === undefined) return [{ type: 'stray', frame }]
+function result(device: Device, said: ResultFrame): Effect[] {
+  const command = find(device, said.id)
+  if (command === undefined) return [{ type: 'stray', frame: said }]
+  const frame = command.action === 'upgrade_agent' ? upgradeResult(device, command, said) : said
+  if (frame === null) return []
   // A repeat while the first is being committed: the commit acks both. But where the hub ended the
   // command itself, this is a late result, looked at once that end is committed.
   if (command.stage === 'ending') {
@@ -313,6 +337,8 @@ function result(device: Device, frame: ResultFrame): Effect[] {
   if (command.stage === 'sending') command.attempts++
   command.stage = 'ending'
   command.reported = true
+  // Whatever came of it, another version may run now than the one that is shown.
+  if (command.action === 'upgrade_agent') device.versionDue = true
   const { type: _type, id: _id, status, ...rest } = frame
   const end = {
     exitCode: null,
@@ -322,7 +348,48 @@ function result(device: Device, frame: ResultFrame): Effect[] {
     error: null,
     durationMs: null,
   }
-  return [{ type: 'end', command, end: { ...end, ...rest, status: endOf(status, rest.exitCode) } }]
+  const ended = { ...end, ...rest, status: endOf(status, rest.exitCode) }
+  const effects: Effect[] = [{ type: 'end', command, end: ended }]
+  if (device.versionDue && device.versionHeard) effects.push(seen(device))
+  return effects
+}
+
+/** The first heartbeat of a connection proves or refutes what came before it. */
+function judgeWaiting(device: Device): Effect[] {
+  device.versionHeard = true
+  const effects: Effect[] = []
+  for (const command of device.commands ?? []) {
+    const { late, stage } = command
+    if (late === null || stage === 'ending') continue
+    command.late = null
+    effects.push(...result(device, late))
+  }
+  return effects
+}
+
+/**
+ * An upgrade is completed when the heartbeats of this connection name the version, whatever the agent says.
+ * Null: no heartbeat came yet, and the result waits for it.
+ */
+function upgradeResult(
+  device: Device,
+  command: OpenCommand,
+  frame: ResultFrame,
+): ResultFrame | null {
+  if (frame.status !== 'completed' || command.stage === 'ending') return frame
+  if (!device.versionHeard) {
+    command.late = frame
+    return null
+  }
+  const { version } = JSON.parse(command.payload) as { version: string } // checked when it was accepted
+  if (device.agentVersion === version) return frame
+  return {
+    type: 'result',
+    id: frame.id,
+    status: 'failed',
+    error: `the agent calls the upgrade to ${version} completed but reports version ${device.agentVersion}`,
+    data: { reason: 'version_not_confirmed' },
+  }
 }
 
 /** A command that ran and exited non-zero failed, whatever the agent calls it. */
@@ -438,13 +505,19 @@ function tick(device: Device, nowMs: number, rules: Rules): Effect[] {
   }
   if (nowMs >= device.flushMs) {
     device.flushMs = nowMs + rules.presenceFlushMs
-    effects.push({ type: 'seen', metrics: device.metrics, agentVersion: device.agentVersion })
-    device.metrics = null
+    effects.push(seen(device))
   }
   for (const command of device.commands ?? []) {
     if (command.stage !== 'ending' && nowMs >= command.dueMs) effects.push(...overdue(command))
   }
   return effects
+}
+
+function seen(device: Device): Effect {
+  const { metrics, agentVersion } = device
+  device.metrics = null
+  device.versionDue = false
+  return { type: 'seen', metrics, agentVersion }
 }
 
 /** Past its deadline: what waits expires, what the agent has timed out. The agent is told to stop. */

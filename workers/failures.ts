@@ -3,6 +3,7 @@
 import { raiseAlerts, type AlertKind, type NewAlert } from '../src/alerts.ts'
 import type { Database } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
+import { reasonSql } from '../src/upgrades.ts'
 import { takeTurn } from './turns.ts'
 
 interface FailedEnd extends Record<string, unknown> {
@@ -15,6 +16,8 @@ interface FailedEnd extends Record<string, unknown> {
   status: 'failed' | 'timeout'
   executionId: string | null
   exitCode: number | null
+  /** Of an upgrade: the code that says why. */
+  reason: string | null
   hostname: string
 }
 
@@ -46,18 +49,27 @@ export function raiseFailures(db: Database): Promise<number> {
 }
 
 function alertOf(end: FailedEnd): NewAlert {
-  const { orgId, deviceId, commandId, action, status, executionId, exitCode, hostname } = end
+  const { orgId, deviceId, commandId, action, status, executionId, exitCode, reason, hostname } =
+    end
   const kind = kindOf(end)
   const what = kind === 'script_failed' ? 'A script' : action
   const how = status === 'timeout' ? 'did not end in time' : 'failed'
   const code = exitCode === null ? '' : ` with exit code ${exitCode}`
+  const why = reason === null ? '' : `: ${reason}`
   return {
     kind,
     severity: kind === 'upgrade_failed' ? 'high' : 'medium',
-    title: `${what} ${how} on ${hostname}`,
+    title: `${what} ${how} on ${hostname}${why}`,
     // Not what the command said: that may hold what only its readers should see.
-    message: `${what} ${how}${code} on ${hostname}; command ${commandId} has its output.`,
-    context: { commandId, action, status, exitCode, executionId },
+    message: `${what} ${how}${code} on ${hostname}${why}; command ${commandId} has its output.`,
+    context: {
+      commandId,
+      action,
+      status,
+      exitCode,
+      executionId,
+      ...(reason === null ? {} : { reason }),
+    },
     // One for a device and what it was to do: a job that fails each night counts up.
     dedupeKey: kind === 'command_failed' ? `${kind}:${deviceId}:${action}` : `${kind}:${deviceId}`,
     deviceId,
@@ -79,7 +91,8 @@ from alert_cursors where name = 'failed_ends'`
 export const failedEndsSql = `
 select e.xid::text as xid, e.id as "eventId", e.org_id as "orgId", d.id as "deviceId",
   e.data->>'commandId' as "commandId", e.data->>'action' as action, e.data->>'status' as status,
-  c.execution_id as "executionId", (c.result->>'exitCode')::float8 as "exitCode", d.hostname
+  c.execution_id as "executionId", (c.result->>'exitCode')::float8 as "exitCode",
+  case when c.action = 'upgrade_agent' then ${reasonSql('c')} end as reason, d.hostname
 from (
   select e.* from events e
   where e.type in ('command.failed', 'command.timeout') and (e.xid, e.id) > ($1::xid8, $2::uuid)

@@ -1,7 +1,7 @@
 // Reads agents' frames: from text to a checked value whose strings PostgreSQL can store. Agents are not
 // trusted: whatever they send, the answer is a frame or a reason, never an exception.
 import { limits } from '../src/limits.ts'
-import type { AgentFrame, AgentMetrics } from '../src/protocol.ts'
+import { upgradePhases, type AgentFrame, type AgentMetrics } from '../src/protocol.ts'
 
 /** Why a frame was dropped; a closed set, so that it can be a metric's label. */
 export type FrameFault = 'json' | 'unknown' | 'invalid' | 'large'
@@ -36,9 +36,7 @@ function check(members: Members, chars: number): ReadFrame {
     case 'result':
       return result(members)
     case 'progress':
-      return isId(members['id'])
-        ? { frame: { type: 'progress', id: members['id'], seq: 0, stream: 'stdout', data: '' } }
-        : noId
+      return isId(members['id']) ? progress(members['id'], members) : noId
     case 'inventory':
       return chars > limits.inventoryBytesMax
         ? {
@@ -85,6 +83,14 @@ function numbersOf(metrics: Members): AgentMetrics {
     numbers[name] = name.endsWith('Percent') ? Math.min(100, Math.max(0, value)) : value
   }
   return numbers
+}
+
+/** Of live output nothing is kept; of an upgrade its phase. */
+function progress(id: string, { stream, data }: Members): ReadFrame {
+  const phase = stream === 'phase' ? upgradePhases.find((name) => name === data) : undefined
+  return phase === undefined
+    ? { frame: { type: 'progress', id, seq: 0, stream: 'stdout', data: '' } }
+    : { frame: { type: 'progress', id, seq: 0, stream: 'phase', data: phase } }
 }
 
 const resultStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const

@@ -376,6 +376,8 @@ function apply(device: Device, effect: Effect): void {
       return store.alert({ raise: reportedAlert(device, effect.frame) })
     case 'crossing':
       return store.alert(crossingWrite(device, effect.crossing))
+    case 'phase':
+      return store.phase({ deviceId: device.id, epoch: device.epoch, ...effect })
   }
 }
 

@@ -3,6 +3,7 @@
 // once, and for a join alone the whole table may be read, as suits it while it is empty.
 import { commandColumns } from '../src/command_row.ts'
 import { countEndsSql } from '../src/execution_ends.ts'
+import { upgradeColumns, upgradeEndsSql, upgradeStartsSql } from '../src/upgrades.ts'
 
 // An open command as an actor takes it; `o` is the row.
 const storedCommand = `json_build_object(
@@ -128,6 +129,25 @@ set last_seen_at = greatest(p.last_seen_at, to_timestamp(i.at_ms / 1000)),
 from i where p.device_id = i.device_id and p.epoch = i.epoch
 returning p.device_id as id`
 
+/**
+ * What agents said last of their upgrades; of a superseded connection nothing.
+ * $1 device ids, $2 epochs, $3 command ids, $4 phases
+ */
+export const phaseSql = `
+with i as (
+  select i.* from unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[])
+    as i(device_id, epoch, command_id, phase)
+  join device_presence p on p.device_id = i.device_id and p.epoch = i.epoch
+  where p.device_id = any($1::uuid[])
+), d as (
+  select d.id, i.command_id, i.phase from devices d join i on i.device_id = d.id
+  where d.id = any($1::uuid[])
+  order by d.id
+  for no key update of d
+)
+update devices set upgrade = jsonb_build_object('commandId', d.command_id, 'phase', d.phase)
+from d where devices.id = d.id and devices.id = any($1::uuid[])`
+
 /** $1 device ids, $2 inventories as JSON texts */
 export const inventorySql = `
 insert into device_inventory (device_id, inventory, updated_at)
@@ -159,7 +179,7 @@ where c.id = any($1::uuid[]) and c.device_id <> i.device_id`
 
 /**
  * States and ends of commands. An end counts once: only while `completed_at` is null; a row of an old
- * epoch counts not at all.
+ * epoch counts not at all. With a completed upgrade, which the device's heartbeats have proved, its version.
  * $1 ids, $2 device ids, $3 epochs, $4 statuses, $5 results or null, $6 attempts, $7–$10 sent, delivered,
  * started and completed in ms since 1970 or null, $11 event ids, $12 whether the ended row is wanted,
  * $13 and $14 the lowest and the highest id, which spare the partitions of other months
@@ -187,6 +207,7 @@ with i as (
   where c.id = i.id and c.id = any($1::uuid[]) and c.id >= $13 and c.id <= $14
     and c.device_id = i.device_id and c.completed_at is null and p.fresh
   returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, c.execution_id,
+    c.started_at, c.started_at = to_timestamp(i.started / 1000) as begun, ${upgradeColumns},
     i.event_id, case when i.awaited then (
       select row_to_json(t)::text from (select ${commandColumns}, null as "blockedBy") t
     ) end as row
@@ -197,6 +218,15 @@ with i as (
       'status', c.status)
   from changed c join devices d on d.id = c.device_id
   where c.completed_at is not null and d.id = any($2::uuid[])
+  union all
+  ${upgradeStartsSql('changed')} and d.id = any($2::uuid[])
+  union all
+  ${upgradeEndsSql('changed')} and d.id = any($2::uuid[])
+), versions as (
+  update devices d set agent_version = c.upgrade, updated_at = now()
+  from changed c
+  where d.id = c.device_id and d.id = any($2::uuid[]) and c.status = 'completed'
+    and d.agent_version is distinct from c.upgrade and c.upgrade is not null
 ), counted as (
   ${countEndsSql('changed')}
 )

@@ -4,10 +4,18 @@ import { Batcher } from '../src/batch.ts'
 import { plainArray, textArray, type Database } from '../src/db.ts'
 import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
-import type { AgentMetrics, ResultFrame } from '../src/protocol.ts'
+import type { AgentMetrics, ResultFrame, UpgradePhase } from '../src/protocol.ts'
 import { writeAlerts, type AlertWrite } from './alert_writes.ts'
 import { CommandWrites, type CommandOutcome } from './command_writes.ts'
-import { checkSql, claimSql, inventorySql, offlineSql, seenSql, straySql } from './statements.ts'
+import {
+  checkSql,
+  claimSql,
+  inventorySql,
+  offlineSql,
+  phaseSql,
+  seenSql,
+  straySql,
+} from './statements.ts'
 import { persist } from './persist.ts'
 import type { HighKind } from './thresholds.ts'
 
@@ -79,6 +87,14 @@ interface Inventory {
   json: string
 }
 
+interface Phase {
+  deviceId: string
+  epoch: number
+  /** The command. */
+  id: string
+  phase: UpgradePhase
+}
+
 interface Stray {
   deviceId: string
   orgId: string
@@ -94,6 +110,7 @@ export class Store {
   private readonly strays: Batcher<Stray>
   private readonly checks: Batcher<Check>
   private readonly alerts: Batcher<AlertWrite>
+  private readonly phases: Batcher<Phase>
   private readonly stop = new AbortController()
   private readonly db: Database
   private readonly nodeId: string
@@ -121,6 +138,7 @@ export class Store {
       limits.alertGapMs,
       { rowsMax: limits.alertBatchMax },
     )
+    this.phases = this.lane('phase', (items) => this.writePhases(items), 100)
     this.strays = this.lane('stray', (items) => this.writeStrays(items), 0, {
       bytesOf: ({ frame }) => (frame.stdout?.length ?? 0) + (frame.stderr?.length ?? 0) + 512,
     })
@@ -141,6 +159,11 @@ export class Store {
   inventory(deviceId: string, json: string): void {
     // Full: the agent sends it again with its next connection.
     this.inventories.push({ deviceId, json })
+  }
+
+  phase(phase: Phase): void {
+    // Full: the next phase is told, and the end tells all.
+    this.phases.push(phase)
   }
 
   alert(write: AlertWrite): void {
@@ -186,6 +209,7 @@ export class Store {
       this.strays,
       this.checks,
       this.alerts,
+      this.phases,
     ]
     await Promise.all([this.commands.drained(), ...lanes.map((lane) => lane.drained())])
   }
@@ -271,6 +295,16 @@ export class Store {
     await this.db.query(inventorySql, [
       plainArray(latest.map((item) => item.deviceId)),
       textArray(latest.map((item) => item.json)),
+    ])
+  }
+
+  private async writePhases(items: Phase[]): Promise<void> {
+    const latest = [...new Map(items.map((item) => [item.deviceId, item])).values()]
+    await this.db.query(phaseSql, [
+      plainArray(latest.map((item) => item.deviceId)),
+      plainArray(latest.map((item) => item.epoch)),
+      plainArray(latest.map((item) => item.id)),
+      plainArray(latest.map((item) => item.phase)),
     ])
   }
 

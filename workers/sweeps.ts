@@ -5,6 +5,7 @@ import { newEventId } from '../src/events.ts'
 import { countEndsSql } from '../src/execution_ends.ts'
 import { limits } from '../src/limits.ts'
 import type { EndedCommand } from '../src/queue.ts'
+import { upgradeColumns, upgradeEndsSql } from '../src/upgrades.ts'
 
 /** Ends commands that expired while they waited or were on their way; `days` bounds their age. */
 export function endExpired(db: Queryable, days: number): Promise<EndedCommand[]> {
@@ -49,13 +50,16 @@ with due as materialized (
     result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
       'error', ${error}, 'durationMs', null)
   where c.id = any(array(select id from due)) and ${recent}
-  returning c.id, c.org_id, c.device_id, c.action, c.status, c.execution_id, c.completed_at
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.execution_id, c.completed_at,
+    c.started_at, ${upgradeColumns}
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
   select ${newEventId}, c.org_id, 'command.' || c.status, now(), d.site_id,
     jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
       'status', c.status)
   from ended c join devices d on d.id = c.device_id
+  union all
+  ${upgradeEndsSql('ended')}
 ), counted as (
   ${countEndsSql('ended')}
 )

@@ -3,6 +3,7 @@ import type { Scope } from '../auth.ts'
 import type { Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { limits } from '../limits.ts'
+import { firstUpgradeSql, shownUpgradeSql } from '../upgrades.ts'
 
 interface Item extends Record<string, unknown> {
   id: string
@@ -12,8 +13,8 @@ interface Item extends Record<string, unknown> {
 const columns = `d.id, d.org_id as "orgId", d.site_id as "siteId", d.hostname,
   d.display_name as "displayName", d.os, d.os_version as "osVersion", d.arch,
   d.agent_version as "agentVersion", p.status, iso(p.last_seen_at) as "lastSeenAt",
-  iso(d.enrolled_at) as "enrolledAt", p.ip_address as "ipAddress", d.tags, p.metrics, d.upgrade,
-  coalesce(o.commands, 0) as "pendingCommands", iso(d.created_at) as "createdAt",
+  iso(d.enrolled_at) as "enrolledAt", p.ip_address as "ipAddress", d.tags, p.metrics,
+  ${shownUpgradeSql} as upgrade, coalesce(o.commands, 0) as "pendingCommands", iso(d.created_at) as "createdAt",
   iso(d.updated_at) as "updatedAt"`
 
 const inventory = `, (select inventory from device_inventory n where n.device_id = d.id) as inventory`
@@ -24,7 +25,7 @@ const inventory = `, (select inventory from device_inventory n where n.device_id
  */
 const itemsSql = (more: string) => `
 with open as materialized (
-  select c.device_id, count(*) as commands from commands c
+  select c.device_id, count(*) as commands, ${firstUpgradeSql} as upgrade from commands c
   where c.device_id = any($1::uuid[]) and c.completed_at is null
     and c.id >= uuid7_floor(now() - interval '${limits.openCommandDaysMax} days')
   group by 1

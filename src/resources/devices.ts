@@ -10,6 +10,7 @@ import { countEndsSql } from '../execution_ends.ts'
 import { insertEvents } from '../events.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager } from '../page.ts'
+import { upgradePhases } from '../protocol.ts'
 import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
 import { pageOfIds, type DeviceFilters, type PageId } from './device_pages.ts'
 import { deviceItems, findDevice } from './device_row.ts'
@@ -36,10 +37,19 @@ const deviceFields = {
   ipAddress: text,
   tags: Type.Array(Type.String()),
   metrics: Type.Union([Type.Record(Type.String(), Type.Number()), Type.Null()]),
-  upgrade: Type.Union([
-    Type.Object({ commandId: uuid, version: Type.String(), phase: Type.String() }),
-    Type.Null(),
-  ]),
+  upgrade: Type.Union(
+    [
+      Type.Object({
+        commandId: uuid,
+        version: Type.String(),
+        phase: Type.Enum(['pending', 'starting', ...upgradePhases], {
+          description: 'pending: the agent has not begun. Then what the agent says.',
+        }),
+      }),
+      Type.Null(),
+    ],
+    { description: 'The upgrade that the agent is at, or that waits for it.' },
+  ),
   pendingCommands: Type.Integer({
     minimum: 0,
     description: 'Open commands, the running one included.',
@@ -279,17 +289,24 @@ async function decommission(
     where device_id = $1`,
     [id],
   )
-  const cancelled = await tx.query<{ id: string; action: string }>(
+  const cancelled = await tx.query<{
+    id: string
+    action: string
+    upgrading: boolean
+    version: string | null
+  }>(
     `with c as (
       update commands set status = 'cancelled', completed_at = now(),
         result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
           'error', 'the device was decommissioned', 'durationMs', null)
       where device_id = $1 and completed_at is null
-      returning id, action, status, execution_id, completed_at
+      returning id, action, status, execution_id, completed_at,
+        action = 'upgrade_agent' and started_at is not null as upgrading,
+        case when action = 'upgrade_agent' then payload->>'version' end as version
     ), counted as (
       ${countEndsSql('c')}
     )
-    select id, action from c`,
+    select id, action, upgrading, version from c`,
     [id],
   )
   await endDeviceAlerts(tx, id)
@@ -312,6 +329,14 @@ async function decommission(
       type: 'command.cancelled' as const,
       data: { commandId: command.id, deviceId: id, action: command.action, status: 'cancelled' },
     })),
+    ...cancelled
+      .filter(({ upgrading }) => upgrading)
+      .map(({ id: commandId, version }) => ({
+        orgId,
+        siteId,
+        type: 'agent.upgrade.rolled_back' as const,
+        data: { deviceId: id, commandId, version, reason: 'decommissioned' },
+      })),
   ])
   return cancelled.map((command) => command.id)
 }
