@@ -1,5 +1,6 @@
 // What an action is: the one interface between the commands engine and everything a hub may ask for.
 
+import type { UpgradePhase } from '../src/protocol.ts'
 import type { Log } from './log.ts'
 import type { Stream } from './progress.ts'
 import type { Outcome } from './result.ts'
@@ -17,8 +18,12 @@ export interface ActionContext {
   log: Log
   /** Aborted at the deadline, on cancel and when the agent stops. */
   signal: AbortSignal
+  /** Wall clock, ms since 1970: the command's deadline. */
+  endsByMs: number
   /** Sends live output; may drop it. */
   progress(stream: Stream, text: string): void
+  /** Tells how far an upgrade is. */
+  phase(phase: UpgradePhase): void
   /** Records a process group durably, so that it can't outlive the agent unseen. */
   spawned(pid: number): Promise<void>
   agent: AgentControl
@@ -30,6 +35,8 @@ export interface AgentControl {
   sendInventory(): Promise<boolean>
   /** Ends this process so that a new one takes over. */
   restart(): void
+  /** Ends this process so that the supervisor tries the version of the upgrade's record. */
+  upgrade(): void
   /** Ends this process for good. */
   leave(): void
 }
@@ -37,6 +44,8 @@ export interface AgentControl {
 /** What an action returns; `after` runs once the hub has acknowledged the end, or was silent. */
 export interface ActionOutcome extends Outcome {
   after?: () => Promise<void>
+  /** The command goes on in the next process, which brings its end. */
+  handedOver?: true
 }
 
 export interface Action {

@@ -7,6 +7,7 @@ import { killProcess, listProcesses } from './actions/processes.ts'
 import { reboot, restartAgent, shutdown, uninstallAgent } from './actions/power.ts'
 import { runCommand } from './actions/run_command.ts'
 import { runScript } from './actions/run_script.ts'
+import { upgradeAgent } from './actions/upgrade_agent.ts'
 import { agentVersion } from './version.ts'
 
 const ping: Action = {
@@ -34,13 +35,6 @@ const refreshInventory: Action = {
       ? { status: 'completed' }
       : { status: 'failed', error: 'the connection was lost before the inventory was sent' }
   },
-}
-
-const upgradeAgent: Action = {
-  concurrent: false,
-  repeatable: false,
-  run: () =>
-    Promise.resolve({ status: 'failed', error: 'this agent build cannot upgrade itself yet' }),
 }
 
 /** Every action by its name on the wire. */

@@ -27,6 +27,20 @@ export function decide(ending: Ending, attempt: number, random: number): Decisio
   return retry(fullJitterMs(attempt, random))
 }
 
+/** An ending in words, for a person who asks why there is no connection. */
+export function sentenceOf(ending: Ending): string {
+  switch (ending.type) {
+    case 'closed':
+      return `the hub closed the connection with code ${ending.code}`
+    case 'refused':
+      return `the hub refused the connection with ${ending.status} ${ending.code}`.trim()
+    case 'unreachable':
+      return 'the hub could not be reached'
+    case 'silent':
+      return 'the hub stopped answering'
+  }
+}
+
 /** Anywhere between nothing and a window that doubles up to the cap: a fleet spreads itself. */
 export function fullJitterMs(attempt: number, random: number): number {
   return random * Math.min(backoffCapMs, backoffBaseMs * 2 ** Math.min(attempt, 30))

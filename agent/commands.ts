@@ -22,6 +22,7 @@ import type { Outlet } from './outbox.ts'
 import { killLeftover, startTimeOf } from './processes.ts'
 import { Progress } from './progress.ts'
 import { makeResult } from './result.ts'
+import type { Outcome } from './result.ts'
 import type { State } from './state.ts'
 
 export interface CommandsParts {
@@ -54,10 +55,16 @@ export class Commands {
     this.#outbox = new Outbox(parts.journal, parts.outlet)
   }
 
-  /** Takes up what an earlier life left: kills what ran, ends it as interrupted, queues the rest. */
-  async start(): Promise<void> {
+  /**
+   * Takes up what an earlier life left: kills what ran, ends it as interrupted, queues the rest. `ends` are
+   * those of commands that went on across a restart.
+   */
+  async start(ends: ReadonlyMap<string, Outcome> = new Map()): Promise<void> {
     for (const [id, entry] of this.#parts.journal.ledger) {
-      if (entry.phase === 'running') await this.#endInterrupted(id, entry)
+      const end = ends.get(id)
+      if (entry.phase === 'running' && end) {
+        await this.#end(makeResult(id, end, Date.now() - entry.at))
+      } else if (entry.phase === 'running') await this.#endInterrupted(id, entry)
       if (entry.phase === 'waiting') this.#enqueue(entry.command)
     }
     this.#outbox.start()
@@ -137,8 +144,9 @@ export class Commands {
       await this.#outbox.save(id, { type: 'started', id, at: Date.now() })
     }
     this.#parts.outlet.send({ type: 'started', id })
-    const { after, ...outcome } = await this.#runUntilDeadline(command, control)
+    const { after, handedOver, ...outcome } = await this.#runUntilDeadline(command, control)
     this.#running.delete(id)
+    if (handedOver) return
     await this.#end(makeResult(id, outcome, performance.now() - startedAtMs))
     if ('env' in command.payload) this.#parts.journal.rewriteSoon()
     if (after) await this.#actAfterAck(id, after)
@@ -149,7 +157,9 @@ export class Commands {
     const timer = setTimeout(() => control.abort(reason), command.timeoutSeconds * 1000)
     try {
       const outcome = await this.#outcomeOf(command, control.signal)
-      return control.signal.aborted ? stopped(outcome, control.signal) : outcome
+      // What was handed over can't be stopped here any more.
+      const ours = control.signal.aborted && !outcome.handedOver
+      return ours ? stopped(outcome, control.signal) : outcome
     } finally {
       clearTimeout(timer)
     }
@@ -163,7 +173,7 @@ export class Commands {
       if (outlet.backlogBytes < progressBacklogBytesMax) outlet.send(frame)
     })
     try {
-      const context = this.#contextOf(command.id, signal, progress)
+      const context = this.#contextOf(command, signal, progress)
       return await Promise.race([action.run(command.payload, context), abandoned(signal)])
     } catch (error) {
       if (!(error instanceof PayloadError)) {
@@ -175,7 +185,11 @@ export class Commands {
     }
   }
 
-  #contextOf(id: string, signal: AbortSignal, progress: Progress): ActionContext {
+  #contextOf(
+    { id, timeoutSeconds }: CommandFrame,
+    signal: AbortSignal,
+    progress: Progress,
+  ): ActionContext {
     const { state, log, agent, journal } = this.#parts
     return {
       id,
@@ -183,7 +197,9 @@ export class Commands {
       log,
       agent,
       signal,
+      endsByMs: Date.now() + timeoutSeconds * 1000,
       progress: (stream, text) => progress.push(stream, text),
+      phase: (phase) => progress.phase(phase),
       spawned: async (pid) => {
         const recorded = { pid, startTime: await startTimeOf(pid) }
         await journal.append({ type: 'process', id, process: recorded })

@@ -23,6 +23,8 @@ export interface ConnectionEvents {
   frame(frame: HubFrame): void
   /** A terminal's frame; false when it is none. */
   binary(bytes: Uint8Array): boolean
+  /** No connection came about, or it ended: how, and another will be tried. */
+  failed(ending: Ending): void
   /** The hub does not want this device any more. */
   decommissioned(): void
 }
@@ -43,6 +45,7 @@ export class Connection {
   #timer: NodeJS.Timeout | null = null
   #attempt = 0
   #welcomedAtMs = 0
+  #intervalMs = 0
   #unknownFrames = 0
   #stopped = false
 
@@ -78,6 +81,11 @@ export class Connection {
   moveAfter(ms: number): void {
     this.#parts.log.info('hub drains, moving', { afterMs: ms })
     if (!this.#candidate) this.#schedule(ms)
+  }
+
+  /** Takes the present socket, if there is one, for newly welcomed. */
+  welcomeAgain(): void {
+    if (this.#current) this.#parts.events.up(this.#intervalMs)
   }
 
   /** The socket in use answers nothing any more. */
@@ -124,7 +132,8 @@ export class Connection {
       this.#parts.log.info('connected', { intervalSeconds })
       this.#settleToken(socket.token)
     }
-    this.#parts.events.up(intervalSeconds * 1000)
+    this.#intervalMs = intervalSeconds * 1000
+    this.#parts.events.up(this.#intervalMs)
   }
 
   #settleToken(token: string): void {
@@ -161,6 +170,7 @@ export class Connection {
       this.#stopped = true
       return this.#parts.events.decommissioned()
     }
+    this.#parts.events.failed(ending)
     this.#parts.log.warn('not connected, will retry', { ending, delayMs: decision.delayMs })
     this.#schedule(decision.delayMs)
   }

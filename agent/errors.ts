@@ -8,6 +8,8 @@ export const exitCodes = {
   decommissioned: 3,
   /** The child asks its supervisor to start it again; never leaves the supervisor. */
   restart: 75,
+  /** The child asks its supervisor to try another version; never leaves the supervisor either. */
+  upgrade: 76,
 } as const
 
 export type ExitCode = (typeof exitCodes)[keyof typeof exitCodes]

@@ -24,10 +24,10 @@ export class Heartbeat {
     this.#parts = parts
   }
 
-  /** Beats at once, and from now on at this interval. */
-  start(intervalMs: number): void {
+  /** Beats at once, and from now on at this interval, asking for an ack each so many beats. */
+  start(intervalMs: number, beatsPerAck = heartbeatsPerAck): void {
     this.stop()
-    void this.#beat(intervalMs, this.#generation)
+    void this.#beat(intervalMs, beatsPerAck, this.#generation)
   }
 
   stop(): void {
@@ -46,10 +46,10 @@ export class Heartbeat {
     this.#silenceTimer = null
   }
 
-  async #beat(intervalMs: number, generation: number): Promise<void> {
+  async #beat(intervalMs: number, beatsPerAck: number, generation: number): Promise<void> {
     const metrics = await this.#parts.meter.read()
     if (generation !== this.#generation) return
-    const asksAck = this.#seq++ % heartbeatsPerAck === 0 || this.#silenceTimer !== null
+    const asksAck = this.#seq++ % beatsPerAck === 0 || this.#silenceTimer !== null
     this.#parts.send({
       type: 'heartbeat',
       ...(asksAck ? { seq: this.#seq } : {}),
@@ -59,7 +59,7 @@ export class Heartbeat {
     })
     if (asksAck) this.#expectAck(intervalMs)
     const ms = intervalMs * (1 + heartbeatJitter * (2 * Math.random() - 1))
-    this.#timer = setTimeout(() => void this.#beat(intervalMs, generation), ms)
+    this.#timer = setTimeout(() => void this.#beat(intervalMs, beatsPerAck, generation), ms)
   }
 
   #expectAck(intervalMs: number): void {

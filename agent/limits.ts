@@ -66,6 +66,8 @@ export const killGiveUpMs = 2000
 export const pipeDrainMs = 1000
 /** From SIGTERM to the agent's own end: longer than a command's grace, shorter than a manager's. */
 export const stopMsMax = 9000
+/** What a supervisor adds to that before it kills a child that does not end. */
+export const superviseKillMs = 3000
 
 // ---- journal and logs --------------------------------------------------------------------------
 
@@ -140,3 +142,32 @@ export const terminalKeptBytesMax = 4 * MiB
 export const terminalKillGraceMs = 2000
 /** A background job may hold the terminal open after its shell ended; its output is not waited for. */
 export const terminalDrainMs = 500
+
+// ---- upgrades ----------------------------------------------------------------------------------
+
+/** The contract: without a connection within 5 minutes the old version comes back. */
+export const trialMsMax = 300_000
+/** Three heartbeats, their acks and a start: less is no trial. */
+export const trialMsMin = 5000
+/** The contract: a trial beats every 5 s, which is this part of its time. */
+export const trialBeatsMax = 60
+/** A start on a slow disk takes seconds; nothing alive is silent for a fifth of a trial. */
+export const trialQuietShare = 0.2
+/** The contract: after so many acknowledged heartbeats a trial commits. */
+export const trialAcksMin = 3
+/** The end of what a failed trial printed: a stack, in characters. */
+export const trialWordsMax = 2000
+/** What the hub may send during a trial waits for its end: it has 100 open commands per device at most. */
+export const trialFramesMax = 200
+/** Fifty versions for six platforms; a hub offers a handful. */
+export const offerBytesMax = MiB
+/** A download that brings no byte for so long is begun anew where it ended. */
+export const downloadStallMs = 30_000
+/** Tries that bring nothing, one after the other: several minutes of back-off. */
+export const downloadTriesMax = 10
+/** What an upgrade leaves free on the disk of its program. */
+export const downloadSpareBytes = 32 * MiB
+/** `version` answers in milliseconds, a cold disk needs seconds. */
+export const smokeMsMax = 20_000
+/** A file that was just written may be held open by a process that is being started. */
+export const smokeTriesMax = 5

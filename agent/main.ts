@@ -7,10 +7,11 @@ import { parseHubUrl } from './address.ts'
 import { enroll } from './enroll.ts'
 import { AgentError, describe, errorCode, exitCodes, isSystemError } from './errors.ts'
 import type { ExitCode } from './errors.ts'
+import { install, uninstall, unitOf } from './install.ts'
 import { isCompiled } from './programs.ts'
 import { run } from './run.ts'
 import { defaultStateDir, stateAt } from './state.ts'
-import type { State } from './state.ts'
+import type { Identity, State } from './state.ts'
 import { printStatus } from './status.ts'
 import { supervise } from './supervise.ts'
 import { agentVersion } from './version.ts'
@@ -26,6 +27,13 @@ Usage:
   muster-agent run [--supervised] [--state DIR]
       Connects to the hub and stays. Prints JSON log lines. SIGTERM or SIGINT ends it.
       --supervised    start the agent again when it ends unexpectedly
+  muster-agent install [--url ORIGIN --secret SECRET|- …] [--state DIR] [--root DIR] [--print]
+      Makes the agent a service of systemd and starts it; enrolls first where --url is given.
+      --root DIR      write below another system's root and enable it there, as for an image
+      --print         only print the unit
+  muster-agent uninstall [--purge] [--state DIR] [--root DIR]
+      Stops and removes the service.
+      --purge         remove the identity and the program too
   muster-agent status [--json] [--state DIR]
       Shows who this device is, whether the agent runs and whether it is connected.
   muster-agent version
@@ -38,17 +46,21 @@ Usage:
 Exit codes: 0 done, 1 failure, 2 wrong usage, 3 the device was decommissioned.
 `
 
-type CommandName = 'enroll' | 'run' | 'status' | 'version' | 'help'
+type CommandName = 'enroll' | 'run' | 'install' | 'uninstall' | 'status' | 'version' | 'help'
 type Flags = Record<string, string | boolean | undefined>
 
+const enrollFlags = {
+  url: { type: 'string' },
+  secret: { type: 'string' },
+  site: { type: 'string' },
+  state: { type: 'string' },
+  insecure: { type: 'boolean' },
+} as const
+
 const flagsOf: Record<CommandName, NonNullable<ParseArgsConfig['options']>> = {
-  enroll: {
-    url: { type: 'string' },
-    secret: { type: 'string' },
-    site: { type: 'string' },
-    state: { type: 'string' },
-    insecure: { type: 'boolean' },
-  },
+  enroll: enrollFlags,
+  install: { ...enrollFlags, root: { type: 'string' }, print: { type: 'boolean' } },
+  uninstall: { purge: { type: 'boolean' }, state: { type: 'string' }, root: { type: 'string' } },
   run: { supervised: { type: 'boolean' }, state: { type: 'string' } },
   status: { json: { type: 'boolean' }, state: { type: 'string' } },
   version: {},
@@ -74,7 +86,8 @@ async function main(args: string[]): Promise<ExitCode> {
 }
 
 async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
-  if (name === undefined) throw usage('a command is missing: enroll, run, status or version')
+  if (name === undefined)
+    throw usage('a command is missing: enroll, run, install, uninstall, status or version')
   if (name === '--version') return printLine(agentVersion)
   if (['help', '--help', '-h'].includes(name) || rest.includes('--help'))
     return printLine(help.trim())
@@ -85,6 +98,12 @@ async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
       return runEnroll(flags)
     case 'run':
       return flags['supervised'] ? supervise(stateOf(flags)) : run(stateOf(flags))
+    case 'install':
+      return runInstall(flags)
+    case 'uninstall':
+      return printLine(
+        await uninstall(stateOf(flags), flags['purge'] === true, optional(flags, 'root')),
+      )
     case 'status':
       return printStatus(stateOf(flags), flags['json'] === true)
     case 'version':
@@ -94,18 +113,28 @@ async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
   }
 }
 
+async function runInstall(flags: Flags): Promise<ExitCode> {
+  if (flags['print'] === true) return printLine(unitOf(stateOf(flags)).trimEnd())
+  if (optional(flags, 'url') !== undefined) await enrollWith(flags)
+  return printLine(await install(stateOf(flags), optional(flags, 'root')))
+}
+
 async function runEnroll(flags: Flags): Promise<ExitCode> {
-  const hubUrl = parseHubUrl(required(flags, 'url'), flags['insecure'] === true)
-  const given = required(flags, 'secret')
-  const secret = given === '-' ? await readSecret() : given
   const state = stateOf(flags)
-  const identity = await enroll({ hubUrl, secret, siteId: optional(flags, 'site'), state })
+  const identity = await enrollWith(flags)
   const stateFlag = flags['state'] === undefined ? '' : ` --state ${state.dir}`
   return printLine(
     `Enrolled as device ${identity.deviceId} of site ${identity.siteId}.\n` +
       `The identity is in ${state.dir}; the secret was not kept.\n` +
       `Next: ${isCompiled() ? 'muster-agent run --supervised' : 'npm run -s agent -- run'}${stateFlag}`,
   )
+}
+
+async function enrollWith(flags: Flags): Promise<Identity> {
+  const hubUrl = parseHubUrl(required(flags, 'url'), flags['insecure'] === true)
+  const given = required(flags, 'secret')
+  const secret = given === '-' ? await readSecret() : given
+  return enroll({ hubUrl, secret, siteId: optional(flags, 'site'), state: stateOf(flags) })
 }
 
 async function readSecret(): Promise<string> {
@@ -131,7 +160,7 @@ function parseFlags(name: CommandName, args: string[]): Flags {
 
 function required(flags: Flags, name: string): string {
   const value = optional(flags, name)
-  if (value === undefined) throw usage(`enroll: --${name} is missing`)
+  if (value === undefined) throw usage(`--${name} is missing`)
   return value
 }
 

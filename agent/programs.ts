@@ -3,6 +3,9 @@
 import { accessSync, constants } from 'node:fs'
 import { delimiter, join } from 'node:path'
 
+// As it was at the start: an upgrade puts another file in its place.
+const ownProgram = process.execPath
+
 /** The full path of an installed program, or null. */
 export function findProgram(name: string, path: string = process.env['PATH'] ?? ''): string | null {
   // Under Node itself its own binary is the node there is; it need not be on the PATH.
@@ -15,9 +18,15 @@ export function findProgram(name: string, path: string = process.env['PATH'] ?? 
   return null
 }
 
+/** Where the agent is installed: a trial runs beside that place until it has proved itself. */
+export function installedProgram(): string {
+  return process.env['MUSTER_AGENT_PROGRAM'] ?? ownProgram
+}
+
 /** The command that starts this agent again with other arguments. */
 export function selfCommand(args: string[]): { file: string; args: string[] } {
-  const own = isCompiled() ? [] : [...process.execArgv, process.argv[1] ?? '']
+  if (isCompiled()) return { file: installedProgram(), args }
+  const own = [...process.execArgv, process.argv[1] ?? '']
   return { file: process.execPath, args: [...own, ...args] }
 }
 

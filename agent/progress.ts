@@ -1,6 +1,6 @@
 // Live output of one command: collected and sent a few times a second, dropped when nobody keeps up.
 
-import type { AgentFrame } from '../src/protocol.ts'
+import type { AgentFrame, UpgradePhase } from '../src/protocol.ts'
 import { progressCharsMax, progressIntervalMs } from './limits.ts'
 
 export type Stream = 'stdout' | 'stderr'
@@ -25,6 +25,11 @@ export class Progress {
     const room = progressCharsMax - this.#pending[stream].length
     this.#pending[stream] += cleanCut(text, room)
     this.#timer ??= setTimeout(() => this.flush(), this.#dueMs())
+  }
+
+  /** Sends at once how far an upgrade is. */
+  phase(data: UpgradePhase): void {
+    this.#send({ type: 'progress', id: this.#id, seq: this.#seq++, stream: 'phase', data })
   }
 
   /** Sends what is pending now. */

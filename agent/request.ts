@@ -9,13 +9,18 @@ export interface Answer {
   retryAfterSeconds: number | null
 }
 
-/** Asks the hub. Never follows a redirect: that could carry a credential to another host. */
-export async function ask(url: string, init: RequestInit): Promise<Answer> {
-  const signal = AbortSignal.timeout(requestMsMax)
+/** Asks the hub, for an answer of at most so many bytes. Never follows a redirect: that could carry a credential to another host. */
+export async function ask(
+  url: string,
+  init: RequestInit,
+  bytesMax = responseBytesMax,
+): Promise<Answer> {
+  const timeout = AbortSignal.timeout(requestMsMax)
+  const signal = init.signal ? AbortSignal.any([init.signal, timeout]) : timeout
   const response = await fetch(url, { ...init, redirect: 'manual', signal })
   return {
     status: response.status,
-    body: parseJson(await readBounded(response)),
+    body: parseJson(await readBounded(response, bytesMax)),
     retryAfterSeconds: parseRetryAfter(response.headers.get('retry-after')),
   }
 }
@@ -35,13 +40,13 @@ export function parseRetryAfter(value: string | null): number | null {
   return Number(value)
 }
 
-async function readBounded(response: Response): Promise<string> {
+async function readBounded(response: Response, bytesMax: number): Promise<string> {
   const chunks: Uint8Array[] = []
   const body = (response.body ?? []) as AsyncIterable<Uint8Array> // bytes, by the fetch standard
   let size = 0
   for await (const chunk of body) {
     size += chunk.length
-    if (size > responseBytesMax) throw new Error('the answer is longer than any answer of a hub')
+    if (size > bytesMax) throw new Error('the answer is longer than any answer of a hub')
     chunks.push(chunk)
   }
   return Buffer.concat(chunks).toString('utf8')

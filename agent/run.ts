@@ -1,17 +1,15 @@
 // `run`: builds the parts in order, joins them, waits for the end, takes them down in reverse.
 
 import { rmSync } from 'node:fs'
-import { actions } from './actions.ts'
 import type { AgentControl } from './action.ts'
-import { Commands } from './commands.ts'
+import { sentenceOf } from './backoff.ts'
 import { Connection } from './connection.ts'
 import { describe, exitCodes } from './errors.ts'
 import type { ExitCode } from './errors.ts'
 import { Heartbeat } from './heartbeat.ts'
 import { InventoryReporter } from './inventory_reporter.ts'
-import { Journal } from './journal.ts'
-import { stopMsMax } from './limits.ts'
-import { takeLock } from './lock.ts'
+import { stopMsMax, trialFramesMax } from './limits.ts'
+import { lockOwner, takeLock } from './lock.ts'
 import { openLog } from './log.ts'
 import type { Log } from './log.ts'
 import { Meter } from './metrics.ts'
@@ -19,14 +17,19 @@ import { startSuccessor } from './successor.ts'
 import { prepareState, requireIdentity } from './state.ts'
 import type { Identity, State } from './state.ts'
 import { writeStatus } from './status.ts'
-import { isSupervised, onSupervisorGone } from './supervise.ts'
+import { isSupervised, isTrial, onSupervisorGone, trialMayBegin } from './supervise.ts'
 import { Terminals } from './terminals.ts'
+import { breakAtStart, hubAddress, killPoint } from './test_build.ts'
 import { TokenStore } from './tokens.ts'
+import { beatMs } from './upgrade/bounds.ts'
+import { installProved, recover } from './upgrade/recover.ts'
+import { Trial } from './upgrade/trial.ts'
 import { agentVersion } from './version.ts'
+import { Work } from './work.ts'
 import type { HubFrame } from '../src/protocol.ts'
 
 /** Why the agent ends. */
-type Ending = 'stopped' | 'decommissioned' | 'restart' | 'left'
+type Ending = 'stopped' | 'decommissioned' | 'restart' | 'upgrade' | 'left'
 
 /** Runs the agent until it is stopped; answers the exit code. */
 export async function run(state: State): Promise<ExitCode> {
@@ -49,14 +52,19 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
   const { promise: ended, resolve: end } = Promise.withResolvers<Ending>()
   // Listened to from the first moment: a signal during start must still end in order.
   for (const name of ['SIGTERM', 'SIGINT'] as const) process.once(name, () => end('stopped'))
+  if (isTrial() && !(await trialMayBegin())) return 'stopped'
   onSupervisorGone(() => end('stopped'))
+  breakAtStart()
+  if (!isSupervised() && !(await lockOwner(state.supervisorLock))) await recover(state, log)
+  const trial = Trial.of(state, log)
+  if (trial) killPoint('trial.begun')
 
   // No script runs yet: what lies there was left by a crash and may hold secrets.
   rmSync(state.scripts, { recursive: true, force: true })
-  const journal = await Journal.open(state.journal, log)
   const agent: AgentControl = {
     sendInventory: () => inventory.send(),
     restart: () => end('restart'),
+    upgrade: () => end('upgrade'),
     leave: () => end('left'),
   }
   const heartbeat = new Heartbeat({
@@ -69,21 +77,22 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
   })
   const tokens = new TokenStore(state)
   const connection: Connection = new Connection({
-    url: identity.websocketUrl,
+    url: hubAddress(identity.websocketUrl),
     tokens,
     log,
     events: {
       up(intervalMs) {
         writeStatus(state, { connected: true })
+        if (trial?.running) return beatForTrial(trial)
         heartbeat.start(intervalMs)
-        commands.resendAll()
-        inventory.connected()
+        work?.connected()
       },
       down() {
         writeStatus(state, { connected: false })
         heartbeat.stop()
         terminals.down()
       },
+      failed: (ending) => trial?.link(sentenceOf(ending)),
       frame: handleFrame,
       binary(bytes) {
         heartbeat.heardFromHub()
@@ -94,24 +103,54 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
   })
   const inventory = new InventoryReporter({ send: (frame) => connection.send(frame), log })
   const terminals = new Terminals({ send: (frame) => connection.sendBinary(frame), log })
-  const commands = new Commands({ journal, actions, outlet: connection, agent, state, log })
+  /** Null while a trial has not passed: until then nothing is written that the old version reads. */
+  let work: Work | null = null
+  /** What the hub sent meanwhile. */
+  const early: HubFrame[] = []
 
   writeStatus(state, { connected: false })
-  await commands.start()
+  if (!trial) work = await startWork()
   connection.start()
+  if (trial) void trial.passed.then(afterTrial).catch((error: unknown) => fail(error))
   const ending = await ended
   // A disk or a child that does not let go must not keep the agent from ending.
   await Promise.race([stop(), deadline(stopMsMax)])
   writeStatus(state, { connected: false })
+  if (ending === 'upgrade') killPoint('old.left')
   return ending
 
+  async function startWork(): Promise<Work> {
+    return Work.start({ outlet: connection, agent, inventory, state, log })
+  }
+
+  function beatForTrial({ commandId }: Trial): void {
+    killPoint('trial.connected')
+    heartbeat.start(beatMs(), 1)
+    connection.send({ type: 'progress', id: commandId, seq: 0, stream: 'phase', data: 'trial' })
+  }
+
+  async function afterTrial(): Promise<void> {
+    installProved(state, log)
+    killPoint('install.done')
+    work = await startWork()
+    for (const frame of early.splice(0)) handleFrame(frame)
+    // From here on at the hub's pace, and with everything that waits.
+    connection.welcomeAgain()
+  }
+
+  function fail(error: unknown): void {
+    log.error('the agent cannot go on', { error: describe(error) })
+    end('restart')
+  }
+
   async function stop(): Promise<void> {
+    trial?.stop()
     inventory.stop()
     terminals.stop()
-    await commands.stop()
+    await work?.stop()
     heartbeat.stop()
     connection.stop()
-    await journal.close()
+    await work?.close()
   }
 
   function rotateToken(token: string): void {
@@ -128,19 +167,20 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
     heartbeat.heardFromHub()
     switch (frame.type) {
       case 'command':
-        return void commands.receive(frame)
       case 'cancel':
-        return void commands.cancel(frame.id)
       case 'ack':
-        return commands.acknowledge(frame.id)
+        if (work) return work.take(frame)
+        if (early.length < trialFramesMax) early.push(frame)
+        return
       case 'reconnect':
         return connection.moveAfter(frame.afterMs)
       case 'token':
         return rotateToken(frame.agentToken)
       case 'error':
         return log.warn('hub reports an error', { code: frame.code, message: frame.message })
+      case 'heartbeat_ack':
+        return trial?.acknowledged()
       case 'welcome': // the connection's own
-      case 'heartbeat_ack': // heard, which is all it is for
     }
   }
 }
@@ -158,5 +198,7 @@ async function endWith(ending: Ending): Promise<ExitCode> {
       return exitCodes.decommissioned
     case 'restart':
       return isSupervised() ? exitCodes.restart : startSuccessor()
+    case 'upgrade': // refused without a supervisor
+      return exitCodes.upgrade
   }
 }

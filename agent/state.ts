@@ -31,6 +31,12 @@ export interface State {
   scripts: string
   log: string
   status: string
+  /** The upgrade under way. */
+  upgrade: string
+  /** The sign of life of an upgrade's trial. */
+  trial: string
+  /** Which release keys and versions count. */
+  releases: string
 }
 
 /** The tokens to try, in this order. */
@@ -62,6 +68,9 @@ export function stateAt(folder: string): State {
     scripts: join(dir, 'scripts'),
     log: join(dir, 'agent.log'),
     status: join(dir, 'status.json'),
+    upgrade: join(dir, 'upgrade.json'),
+    trial: join(dir, 'trial.json'),
+    releases: join(dir, 'releases.json'),
   }
 }
 

@@ -13,7 +13,7 @@ const order = `
   errors ids once limits config log loop_delay metrics protocol terminal_frames terminal_streams terminal_client clean versions executable release_manifest release_files release_keys release_folder byte_range batch private_folder uws address destinations auth seal schema_errors actions
   http_headers db webhook_secrets listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
   embedded database data_keys page audit audit_chains slots releases downloads mail events outbox alerts identities event_streams sessions allowance terminal_rows terminal_recorder terminal_session stray_frames terminals passwords rate_tally rate_sharing rates abuse agent_tokens shards observe
-  queue command_row execution_ends execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_stream sse http front terminal_sockets main start
+  queue command_row execution_ends upgrades execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_stream sse http front terminal_sockets main start
 `
   .trim()
   .split(/\s+/)
@@ -91,14 +91,24 @@ test('the threads know neither http, front nor main, and src/ loads no thread', 
   assert.deepEqual(written(wrong), [])
 })
 
-/** What hub and agent share. */
-const shared = new Set(['src/protocol.ts', 'src/terminal_frames.ts', 'src/terminal_streams.ts'])
+/** What hub and agent must read alike: the wire, terminals, and what a release is. */
+const shared = new Set(
+  [
+    'protocol',
+    'terminal_frames',
+    'terminal_streams',
+    'versions',
+    'executable',
+    'release_manifest',
+  ].map((name) => `src/${name}.ts`),
+)
 
-test('the agent knows of the hub what they share alone, which loads nothing else', () => {
+test('the agent knows of the hub what both must read alike, which loads nothing else', () => {
   const wrong = imports.filter(
     ({ from, to }) =>
-      (shared.has(from) && !shared.has(to)) ||
-      (from.startsWith('agent/') && /^(src|workers)\//.test(to) && !shared.has(to)),
+      (shared.has(from) || from.startsWith('agent/')) &&
+      /^(src|workers)\//.test(to) &&
+      !shared.has(to),
   )
   assert.deepEqual(written(wrong), [])
 })
