@@ -17,7 +17,7 @@ import { prepareState, requireIdentity } from './state.ts'
 import type { State } from './state.ts'
 import { killPoint } from './test_build.ts'
 import { placesOf } from './upgrade/places.ts'
-import { readRecord, writeRecord } from './upgrade/record.ts'
+import { isOnTrial, readRecord, writeRecord } from './upgrade/record.ts'
 import { recover, rollBack } from './upgrade/recover.ts'
 import { watchTrial } from './upgrade/watch.ts'
 import type { ChildEnd } from './upgrade/watch.ts'
@@ -110,7 +110,7 @@ async function runTrial(state: State, log: Log, stopping: AbortSignal): Promise<
     killPoint('trial.noted')
     child.stdin?.write('begin\n')
   }
-  const verdict = await watchTrial(state, () => end, record.endsByMs, stopping)
+  const verdict = await watchTrial(state, () => end, record, stopping)
   if (verdict === 'committed') {
     killPoint('trial.passed')
     return (await ended).code
@@ -118,7 +118,7 @@ async function runTrial(state: State, log: Log, stopping: AbortSignal): Promise<
   child.kill('SIGKILL')
   await ended
   // It may have passed in its last moment; stopped on the way, the next start decides.
-  if (verdict === null || readRecord(state)?.phase !== 'trial') return exitCodes.restart
+  if (verdict === null || !isOnTrial(state, record.commandId)) return exitCodes.restart
   killPoint('rollback.begun')
   const failure = { ...verdict, error: verdict.error + words() }
   log.warn('upgrade failed, the old version comes back', { version: record.to, ...failure })

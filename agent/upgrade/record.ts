@@ -32,6 +32,15 @@ export function readRecord(state: State): UpgradeRecord | null {
   return text === null ? null : (JSON.parse(text) as UpgradeRecord) // replaced whole by writeRecord
 }
 
+/**
+ * Whether this command's trial is still open. Only the trial itself moves its record on, and it may have gone
+ * as far as forgetting it before anybody looks.
+ */
+export function isOnTrial(state: State, commandId: string): boolean {
+  const record = readRecord(state)
+  return record?.phase === 'trial' && record.commandId === commandId
+}
+
 export function writeRecord(state: State, record: UpgradeRecord): void {
   replaceDurably(state.upgrade, JSON.stringify(record))
 }

@@ -8,7 +8,8 @@ import { readIfThere } from '../files.ts'
 import type { State } from '../state.ts'
 import { quietMsMax, trialMs } from './bounds.ts'
 import type { Reason } from './reasons.ts'
-import { readRecord } from './record.ts'
+import { isOnTrial } from './record.ts'
+import type { UpgradeRecord } from './record.ts'
 import type { SignOfLife } from './trial.ts'
 
 /** How a child ended. */
@@ -63,7 +64,7 @@ export function judge(
 export async function watchTrial(
   state: State,
   endOf: () => ChildEnd | null,
-  endsByMs: number,
+  { commandId, endsByMs }: UpgradeRecord,
   stopping: AbortSignal,
 ): Promise<'committed' | Failure | null> {
   const bounds = { trialMs: Math.min(trialMs(), endsByMs - Date.now()), quietMs: quietMsMax() }
@@ -79,7 +80,7 @@ export async function watchTrial(
     const end = endOf()
     const verdict = judge(
       {
-        committed: readRecord(state)?.phase === 'committed',
+        committed: !isOnTrial(state, commandId),
         end,
         elapsedMs: now - startedMs,
         quietMs: now - signMs,

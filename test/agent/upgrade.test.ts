@@ -20,7 +20,7 @@ import { outcomeOf, readRecord, writeRecord } from '../../agent/upgrade/record.t
 import type { UpgradeRecord } from '../../agent/upgrade/record.ts'
 import { keepTrust, learn, readTrust } from '../../agent/upgrade/trust.ts'
 import type { Trust } from '../../agent/upgrade/trust.ts'
-import { judge } from '../../agent/upgrade/watch.ts'
+import { judge, watchTrial } from '../../agent/upgrade/watch.ts'
 import { stateAt } from '../../agent/state.ts'
 import {
   agentFileName,
@@ -32,6 +32,17 @@ import {
 } from '../../src/release_manifest.ts'
 import { enrollAt, makeFolder, startAgent } from './support/agent.ts'
 import { startFakeHub } from './support/fake_hub.ts'
+
+const record: UpgradeRecord = {
+  commandId: 'c',
+  from: '1.0.0',
+  to: '2.0.0',
+  phase: 'trial',
+  endsByMs: 1,
+  process: null,
+  reason: null,
+  error: null,
+}
 
 const own = { os: 'linux', arch: 'amd64' } as const
 const [first, second] = [makeKey(), makeKey()]
@@ -190,6 +201,25 @@ describe('a trial', () => {
     assert.equal(reason({ committed: true, end, quietMs: 1e9, elapsedMs: 1e9 }), 'committed')
   })
 
+  test('that went on before anybody looked has passed: its record is committed, gone, or the next one', async () => {
+    const never = new AbortController().signal
+    const open: UpgradeRecord = { ...record, endsByMs: Date.now() + 600_000 }
+    for (const later of [{ phase: 'committed' as const }, { commandId: 'the next' }, null]) {
+      using folder = makeFolder()
+      const state = stateAt(folder.path)
+      if (later) writeRecord(state, { ...open, ...later })
+      // It runs on, or has ended since: both are none of the trial's business.
+      for (const end of [null, { code: 76, signal: null }]) {
+        assert.equal(await watchTrial(state, () => end, open, never), 'committed')
+      }
+    }
+    using folder = makeFolder()
+    const state = stateAt(folder.path)
+    writeRecord(state, open)
+    const crashed = await watchTrial(state, () => ({ code: 1, signal: null }), open, never)
+    assert.equal(typeof crashed === 'object' && crashed?.reason, 'crashed')
+  })
+
   test('takes 5 minutes, or less where the environment says so, and beats 60 times', () => {
     assert.equal(trialMs({}), 300_000)
     assert.equal(trialMs({ MUSTER_AGENT_TRIAL_SECONDS: '10' }), 10_000)
@@ -202,17 +232,6 @@ describe('a trial', () => {
 })
 
 describe('on disk', () => {
-  const record: UpgradeRecord = {
-    commandId: 'c',
-    from: '1.0.0',
-    to: '2.0.0',
-    phase: 'trial',
-    endsByMs: 1,
-    process: null,
-    reason: null,
-    error: null,
-  }
-
   test('a record comes back as it was, with what a newer version adds, and says the end', () => {
     using folder = makeFolder()
     const state = stateAt(folder.path)
