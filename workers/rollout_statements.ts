@@ -88,18 +88,16 @@ for update`
  */
 export const endDevicesSql = `
 with i as (
-  select x.rollout_id, x.group_number, x.device_id, i.status,
+  select i.command_id, i.status, x.status = 'running' as open,
     i.status = 'cancelled' and x.withdrawn_at is not null and r.status <> 'aborted' as waits
   from unnest($1::uuid[], $2::text[]) as i(command_id, status)
-  join rollout_devices x on x.command_id = i.command_id and x.status = 'running'
+  join rollout_devices x on x.command_id = i.command_id and x.command_id = any($1::uuid[])
   join rollouts r on r.id = x.rollout_id
 ), ended as (
   update rollout_devices x set status = case when i.waits then 'pending' else i.status end,
     command_id = case when not i.waits then x.command_id end,
     ended_at = case when not i.waits then now() end
-  from i
-  where x.rollout_id = i.rollout_id and x.group_number = i.group_number
-    and x.device_id = i.device_id
+  from i where x.command_id = i.command_id and x.command_id = any($1::uuid[]) and i.open
   returning x.rollout_id, x.group_number, x.status
 ), counted as (
   update rollout_groups g set running = g.running - e.ends, completed = g.completed + e.completed,
@@ -122,10 +120,10 @@ update rollouts r set due_at = now() where r.id in (select rollout_id from ended
 export const cancelPendingSql = `
 with cancelled as (
   update rollout_devices set status = 'cancelled', ended_at = now()
-  where rollout_id = $1 and status = 'pending' and (group_number, device_id) in (
-    select group_number, device_id from rollout_devices
+  where rollout_id = $1 and status = 'pending' and device_id = any(array(
+    select device_id from rollout_devices
     where rollout_id = $1 and status = 'pending'
-    order by group_number, device_id limit $2)
+    order by group_number, device_id limit $2))
   returning group_number
 ), counted as (
   update rollout_groups g set cancelled = g.cancelled + c.count
@@ -136,23 +134,27 @@ select true as done from cancelled`
 
 /**
  * Asks for commands back that their devices have not confirmed. Those that nobody holds, or whose actor did
- * not do it when asked before, are cancelled here; the actors of the others are to be asked.
+ * not do it when asked before, are cancelled here; the actors of the others are to be asked. How
+ * `completed_at` is compared steers a plan that is made once away from the index of open commands.
  * $1 roll-out, $2 rows, $3 seconds until an actor is asked again
  */
 export const withdrawSql = `
 with m as materialized (
   select x.group_number, x.device_id, x.command_id,
     c.status = 'pending' and (x.withdrawn_at is not null or ${withoutActor('x.device_id')}) as ends
-  from rollout_devices x join commands c on c.id = x.command_id
-  where x.rollout_id = $1 and x.status = 'running' and c.completed_at is null
-    and c.status in ('pending', 'sent')
+  from rollout_devices x cross join lateral (
+    select c.status from commands c
+    where c.id = x.command_id and coalesce(c.completed_at, 'infinity') = 'infinity'
+      and c.status in ('pending', 'sent')
+    for update skip locked
+  ) c
+  where x.rollout_id = $1 and x.status = 'running'
     and (x.withdrawn_at is null or x.withdrawn_at <= now() - make_interval(secs => $3))
   order by x.group_number, x.device_id
   limit $2
-  for update of c skip locked
 ), marked as (
   update rollout_devices x set withdrawn_at = now()
-  from m where x.rollout_id = $1 and x.group_number = m.group_number and x.device_id = m.device_id
+  from m where x.command_id = m.command_id and x.command_id = any(array(select command_id from m))
 ), asked as (
   update commands c set cancel_requested_at = coalesce(c.cancel_requested_at, now()),
     status = case when m.ends then 'cancelled' else c.status end,
@@ -160,7 +162,7 @@ with m as materialized (
     result = case when m.ends then jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '',
       'truncated', false, 'error', 'its roll-out took it back before it was sent',
       'durationMs', null) end
-  from m where c.id = m.command_id
+  from m where c.id = m.command_id and c.id = any(array(select command_id from m))
   returning c.id, c.org_id, c.device_id, c.completed_at is not null as ended
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
@@ -168,6 +170,6 @@ with m as materialized (
     jsonb_build_object('commandId', a.id, 'deviceId', a.device_id, 'action', 'upgrade_agent',
       'status', 'cancelled')
   from asked a join devices d on d.id = a.device_id
-  where a.ended
+  where a.ended and d.id = any(array(select device_id from m))
 )
 select device_id as "deviceId", id, ended from asked`
