@@ -94,7 +94,7 @@ async function changed(id: string, verb: Verb) {
 type Rollout = Awaited<ReturnType<typeof read>>
 
 /** Waits until a roll-out is as `what` says. */
-const becomes = (id: string, what: string, test: (rollout: Rollout) => boolean) =>
+const becomes = (id: string, what: string, is: (rollout: Rollout) => boolean) =>
   until(
     `the roll-out to be ${what}`,
     async () => {
@@ -108,7 +108,7 @@ const becomes = (id: string, what: string, test: (rollout: Rollout) => boolean) 
           ),
         ),
       )
-      return test(rollout) && rollout
+      return is(rollout) && rollout
     },
     30_000,
   )
@@ -457,7 +457,7 @@ describe('a pause', () => {
       taken.filter(([command]) => command !== null),
       [],
     )
-    const statuses = await Promise.all(
+    const statuses: string[] = await Promise.all(
       given.map(async (command) => (await commandOf(command)).status),
     )
     assert.deepEqual(statuses.toSorted(), ['cancelled', 'cancelled', 'cancelled', 'running'])
@@ -528,7 +528,7 @@ test('an abort cancels what nobody confirmed; who is at it ends as it does', asy
   const half = { percent: 50, successThreshold: 100, errorThreshold: 100 }
   const { id } = await started({ filter: { siteId }, groups: [half, half] })
   const first = new Set((await members(id, '&group=1')).map(({ deviceId }) => deviceId))
-  const [there] = devices.filter(({ deviceId }) => first.has(deviceId))
+  const there = devices.find(({ deviceId }) => first.has(deviceId))
   const [holder] = await connect([there] as Device[], 'hold')
   await holder?.asks()
   await until('the command to be with its agent', async () => {
@@ -584,7 +584,7 @@ describe('a request', () => {
     // Two at once: one of them gets the devices.
     const both = await Promise.all([create({ filter: { siteId } }), create({ filter: { siteId } })])
     assert.deepEqual(both.map(outcome).toSorted(), ['201', '409 CONFLICT'])
-    const [made] = both.filter(({ status }) => status === 201)
+    const made = both.find(({ status }) => status === 201)
     await changed(made?.body.id, 'abort')
   })
 

@@ -87,7 +87,7 @@ for update`
  * roll-out was aborted. $1 command ids, $2 statuses
  */
 export const endDevicesSql = `
-with i as (
+with i as materialized (
   select i.command_id, i.status, x.status = 'running' as open,
     i.status = 'cancelled' and x.withdrawn_at is not null and r.status <> 'aborted' as waits
   from unnest($1::uuid[], $2::text[]) as i(command_id, status)
