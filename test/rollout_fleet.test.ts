@@ -5,24 +5,30 @@ import { after, before, test } from 'node:test'
 import { openDatabase, type Database } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { advance } from '../workers/rollouts.ts'
+import { removeFolder } from './support/folders.ts'
 import { startHub, type Device, type TestHub } from './support/hub.ts'
+import { makeReleases, offered, type Folders } from './support/releases.ts'
 import { until } from './support/until.ts'
 import { Upgrader } from './support/upgraders.ts'
 
+const version = '2.0.0'
+
 let hub: TestHub
+let folders: Folders
 /** May see what other connections wait for. */
 let owner: Database
 
 before(async () => {
-  hub = await startHub({ LIMIT_ENROLL: '0' })
+  folders = await makeReleases([version])
+  hub = await startHub({ LIMIT_ENROLL: '0', ...folders.env })
+  await offered(hub, 1)
   owner = openDatabase({ url: hub.database.url, name: 'test', connections: 1, role: 'owner' })
 })
 after(async () => {
   await owner.close()
   await hub.close()
+  removeFolder(folders.base)
 })
-
-const version = '2.0.0'
 
 async function enrollMany(count: number): Promise<Device[]> {
   const devices: Device[] = []

@@ -1,8 +1,11 @@
 // Roll-outs from the request to the last end: who is in which group, when the next begins, what halts one, and
 // that nobody begins while it stands still.
 import assert from 'node:assert/strict'
+import { renameSync } from 'node:fs'
+import { join } from 'node:path'
 import { after, afterEach, before, describe, test } from 'node:test'
 import { newId } from '../src/ids.ts'
+import { removeFolder } from './support/folders.ts'
 import { startHub, type Device, type TestHub } from './support/hub.ts'
 import {
   auditOfResource,
@@ -14,16 +17,23 @@ import {
   signedIn,
   type Person,
 } from './support/people.ts'
+import { makeReleases, offered, type Folders } from './support/releases.ts'
 import { until } from './support/until.ts'
 import { Upgrader, type Fate } from './support/upgraders.ts'
 
+const path = '/agents/rollouts'
+const version = '2.0.0'
+
 let hub: TestHub
+let folders: Folders
 let orgId: string
 let admin: Person
 const agents: Upgrader[] = []
 
 before(async () => {
-  hub = await startHub()
+  folders = await makeReleases([version])
+  hub = await startHub(folders.env)
+  await offered(hub, 1)
   // Everything else works while pg-boss makes its tables; the first roll-out waits for them.
   await until('the queue', async () => {
     const rows = await hub.hub.ctx.db
@@ -37,11 +47,12 @@ before(async () => {
 afterEach(async () => {
   for (const { agent } of agents.splice(0)) await agent.close()
 })
-after(() => hub.close())
+after(async () => {
+  await hub.close()
+  removeFolder(folders.base)
+})
 
 const db = () => hub.hub.ctx.db
-const path = '/agents/rollouts'
-const version = '2.0.0'
 
 // ---- who and what ----------------------------------------------------------------------------
 
@@ -497,6 +508,21 @@ describe('a pause', () => {
     for (const upgrader of of(2)) upgrader.fate = 'succeed'
     await changed(id, 'resume')
     await becomesStatus(id, 'completed')
+  })
+
+  test('of a version that was withdrawn since is not resumed', async () => {
+    const { siteId } = await fleet(1)
+    const { id } = await started({ filter: { siteId } })
+    await changed(id, 'pause')
+    const [there, aside] = [join(folders.releases, version), join(folders.base, version)]
+    renameSync(there, aside)
+    await offered(hub, 0)
+    assert.equal(outcome(await change(id, 'resume')), '404 AGENT_BINARY_NOT_FOUND')
+    assert.equal((await read(id)).status, 'paused')
+    renameSync(aside, there)
+    await offered(hub, 1)
+    assert.equal((await changed(id, 'resume')).status, 'running')
+    await changed(id, 'abort')
   })
 
   test('twice is as good as once, and what has ended is neither paused nor resumed', async () => {

@@ -123,12 +123,13 @@ function sum(numbers: readonly number[]): number {
 }
 
 async function planOf(ctx: Context, { actor, body }: NewRolloutCall): Promise<Plan> {
+  const platforms = ctx.releases.platformsOf(body.version).map(({ os, arch }) => `${os}/${arch}`)
   const { deviceIds, ...filter } = body.filter ?? {}
   const orgId = actor.orgId ?? body.orgId ?? filter.orgId ?? null
   if (body.orgId !== undefined) await requireOrganization(ctx.db, actor, body.orgId)
   const where = targetConditions({ orgId, siteIds: actor.siteIds }, filter)
   if (deviceIds !== undefined) where.and('d.id = any(?::uuid[])', deviceIds)
-  return { id: newId(), orgId, where, platforms: platformsOf(ctx, body.version) }
+  return { id: newId(), orgId, where, platforms }
 }
 
 /** Throws NOT_FOUND outside of the scope. */
@@ -138,12 +139,6 @@ async function requireOrganization(db: Queryable, scope: Scope, id: string): Pro
     [id, scope.orgId],
   )
   if (found.length === 0) throw new AppError('NOT_FOUND', `there is no organization ${id}`)
-}
-
-/** os/arch of what this hub offers of a version. Throws AGENT_BINARY_NOT_FOUND. */
-export function platformsOf(_ctx: Context, version: string): string[] {
-  if (!version.startsWith('0.')) return ['linux/amd64', 'linux/arm64']
-  throw new AppError('AGENT_BINARY_NOT_FOUND', `there is no verified agent ${version}`)
 }
 
 const from = 'devices d join device_presence p on p.device_id = d.id'

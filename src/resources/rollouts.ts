@@ -7,7 +7,7 @@ import { AppError } from '../errors.ts'
 import { pageOf, pageQuery, pager } from '../page.ts'
 import { sendRollout } from '../queue.ts'
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
-import { createRollout, NewRollout, platformsOf, RolloutDryRun } from './new_rollout.ts'
+import { createRollout, NewRollout, RolloutDryRun } from './new_rollout.ts'
 import {
   getRollout,
   listRolloutDevices,
@@ -152,7 +152,8 @@ async function changeStatus(
       if (!from.includes(before.status)) {
         throw new AppError('CONFLICT', `the roll-out is ${before.status}; you can't ${verb} it`)
       }
-      if (verb === 'resume') platformsOf(ctx, before.version)
+      // Who goes on with a version that was withdrawn would fail device by device.
+      if (verb === 'resume') ctx.releases.platformsOf(before.version)
       await setStatus(tx, call, verb, before)
       await sendRollout(tx, id)
     }
