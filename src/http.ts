@@ -440,15 +440,16 @@ export function requestIdOf(header: string): string {
 }
 
 function parseQuery(text: string): Record<string, string> {
-  const query: Record<string, string> = {}
-  if (text === '') return query
+  if (text === '') return {}
   if (text.includes('%')) requireEscapes(text)
+  const query = new Map<string, string>()
   for (const [name, value] of new URLSearchParams(text)) {
-    if (Object.hasOwn(query, name)) throw invalid(`/query/${name}`, 'is given twice')
+    if (query.has(name)) throw invalid(`/query/${name}`, 'is given twice')
     if (value.includes('\u0000')) throw invalid(`/query/${name}`, 'holds the character U+0000')
-    query[name] = value
+    query.set(name, value)
   }
-  return query
+  // Not by assignment: that would lose a member called __proto__.
+  return Object.fromEntries(query)
 }
 
 /** URLSearchParams would make U+FFFD of what is no UTF-8, and leave a stray % as it is. */
