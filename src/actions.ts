@@ -75,7 +75,7 @@ export const actions: Readonly<Record<string, Action>> = {
       }),
     },
     may: 'commands.upgrade',
-    timeoutSeconds: 900,
+    timeoutSeconds: limits.upgradeTimeoutSeconds,
   }),
   uninstall_agent: action({ may: 'commands.upgrade', timeoutSeconds: 60 }),
 }

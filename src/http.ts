@@ -1,13 +1,14 @@
 // The uWebSockets.js HTTP adapter: body cap, abort safety, cork, access log. The only catch and the only
 // place where an error becomes a status. Knows no resource.
-import { isUtf8 } from 'node:buffer'
 import type { HttpRequest, HttpResponse, TemplatedApp } from 'uWebSockets.js'
 import { clientAddress } from './address.ts'
 import { auditOf } from './audit.ts'
 import { can, operations, type Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
-import { AppError, errorBody } from './errors.ts'
+import { AppError } from './errors.ts'
 import { bearer } from './http_headers.ts'
+import { beginReply, errorReply, jsonText, sendReply } from './http_reply.ts'
+import { badIdempotencyKey, isBadKey, parseQuery, readBody, requestIdOf } from './http_request.ts'
 import { writeBytes, writeChunks, type ByteSource, type Reader } from './http_stream.ts'
 import { limits } from './limits.ts'
 import {
@@ -117,8 +118,7 @@ class Exchange {
     if (route.headers.length > 0) {
       this.headers = Object.fromEntries(route.headers.map((name) => [name, req.getHeader(name)]))
       const key = this.headers['idempotency-key']
-      this.badKey =
-        key === undefined ? false : key === '' ? isThere(req) : !idempotencyKey.test(key)
+      this.badKey = key !== undefined && isBadKey(req, key)
     }
   }
 
@@ -354,197 +354,6 @@ class Exchange {
       'request',
     )
   }
-}
-
-/** Writes a reply in one go, but for a stream's chunks. Must not be called once the response was aborted. */
-export function sendReply(
-  res: HttpResponse,
-  reply: Reply,
-  requestId: string,
-  headOnly = false,
-  moreHeaders: Record<string, string> = {},
-): void {
-  const content = reply.text?.content ?? jsonText(reply)
-  res.cork(() => {
-    res.writeStatus(statusLines[reply.status] ?? String(reply.status))
-    res.writeHeader('X-Request-Id', requestId)
-    for (const name in securityHeaders) {
-      if (!reply.headers || !(name in reply.headers)) {
-        res.writeHeader(name, securityHeaders[name] as string)
-      }
-    }
-    const type = reply.text?.type ?? reply.stream?.type ?? reply.bytes?.type
-    if (type !== undefined) res.writeHeader('Content-Type', type)
-    else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
-    // Merged: of two rates that speak, the refusing one alone is told.
-    writeHeaders(res, { ...moreHeaders, ...reply.headers })
-    if (reply.stream) {
-      if (headOnly) res.endWithoutBody()
-    } else if (reply.bytes) {
-      if (headOnly) res.endWithoutBody(reply.bytes.length)
-    } else if (headOnly) res.endWithoutBody(Buffer.byteLength(content))
-    else if (typeof content !== 'string') endInParts(res, content)
-    // A body past the cap is still on its way: only closing ends it.
-    else res.end(content, reply.status === 413)
-  })
-}
-
-/** Writes what the socket takes, and more when it takes more: a slow reader holds no copy of its own. */
-function endInParts(res: HttpResponse, bytes: Buffer): void {
-  const begin = res.getWriteOffset()
-  const [taken, done] = res.tryEnd(bytes, bytes.byteLength)
-  if (taken || done) return
-  res.onWritable((offset) => res.tryEnd(bytes.subarray(offset - begin), bytes.byteLength)[0])
-}
-
-/** Writes status and headers of a reply whose body follows bit by bit. */
-function beginReply(
-  res: HttpResponse,
-  reply: Reply,
-  requestId: string,
-  moreHeaders: Record<string, string> = {},
-): void {
-  res.cork(() => {
-    res.writeStatus(statusLines[reply.status] ?? String(reply.status))
-    res.writeHeader('X-Request-Id', requestId)
-    writeHeaders(res, { ...securityHeaders, ...moreHeaders, ...reply.headers })
-  })
-}
-
-function jsonText(reply: Reply): string {
-  return reply.json ?? (reply.body === undefined ? '' : JSON.stringify(reply.body))
-}
-
-/** The reply of a refusal, with the headers that its status asks for. */
-export function errorReply(error: AppError, requestId: string): Reply {
-  const headers: Record<string, string> = { ...error.headers }
-  if (error.status === 401) headers['WWW-Authenticate'] ??= challenge(error.code)
-  if (error.retryAfterSeconds !== undefined) {
-    headers['Retry-After'] = String(Math.max(1, Math.ceil(error.retryAfterSeconds)))
-  }
-  return { status: error.status, body: errorBody(error, requestId), headers }
-}
-
-function challenge(code: string): string {
-  const invalidToken = code === 'INVALID_TOKEN' || code === 'TOKEN_EXPIRED'
-  return invalidToken ? 'Bearer realm="muster", error="invalid_token"' : 'Bearer realm="muster"'
-}
-
-let requests = 0
-const requestPrefix = crypto.randomUUID().slice(0, 8)
-
-/** A caller's well-formed request id is kept; else the hub makes one. */
-export function requestIdOf(header: string): string {
-  if (/^[\w.:+/=-]{1,128}$/.test(header) && header.length <= limits.requestIdCharsMax) return header
-  return `${requestPrefix}-${(++requests).toString(36)}`
-}
-
-function parseQuery(text: string): Record<string, string> {
-  const query: Record<string, string> = {}
-  if (text === '') return query
-  if (text.includes('%')) requireEscapes(text)
-  for (const [name, value] of new URLSearchParams(text)) {
-    if (Object.hasOwn(query, name)) throw invalid(`/query/${name}`, 'is given twice')
-    if (value.includes('\u0000')) throw invalid(`/query/${name}`, 'holds the character U+0000')
-    query[name] = value
-  }
-  return query
-}
-
-/** URLSearchParams would make U+FFFD of what is no UTF-8, and leave a stray % as it is. */
-function requireEscapes(text: string): void {
-  for (const pair of text.split('&')) {
-    try {
-      decodeURIComponent(pair)
-    } catch {
-      const [name = ''] = pair.split('=', 1)
-      throw invalid(`/query/${name}`, 'holds a % that is not followed by the bytes of a character')
-    }
-  }
-}
-
-const idempotencyKey = new RegExp(`^[\\x21-\\x7e]{1,${limits.idempotencyKeyCharsMax}}$`)
-
-function badIdempotencyKey(): AppError {
-  const max = limits.idempotencyKeyCharsMax
-  return invalid('/headers/Idempotency-Key', `must be 1 to ${max} visible ASCII characters`)
-}
-
-/**
- * Whether an empty Idempotency-Key was sent: `getHeader` answers '' for an absent one as well. What is not
- * ASCII at the end of a value never gets here: uWebSockets.js takes it for space.
- */
-function isThere(req: HttpRequest): boolean {
-  let found = false
-  req.forEach((name) => {
-    found ||= name === 'idempotency-key'
-  })
-  return found
-}
-
-/** Collects a body up to the cap. What is wrong with it is returned, not thrown: 401 comes first. */
-function readBody(
-  res: HttpResponse,
-  onAbort: (listener: () => void) => void,
-): Promise<string | AppError> {
-  return new Promise((resolve) => {
-    onAbort(() => resolve(new AppError('INVALID_JSON', 'the caller left before the body ended')))
-    let chunks: Buffer[] = []
-    let bytes = 0
-    res.onData((chunk, isLast) => {
-      bytes += chunk.byteLength
-      if (bytes > limits.bodyBytesMax) {
-        chunks = []
-        resolve(tooLarge())
-        return
-      }
-      // The chunk's memory is uWebSockets.js's own; only the last one may be read in place.
-      if (!isLast) chunks.push(Buffer.from(chunk.slice(0)))
-      else resolve(decode(Buffer.concat([...chunks, Buffer.from(chunk)])))
-    })
-  })
-}
-
-function tooLarge(): AppError {
-  return new AppError('PAYLOAD_TOO_LARGE', `a body may hold at most ${limits.bodyBytesMax} bytes`)
-}
-
-function decode(bytes: Buffer): string | AppError {
-  if (isUtf8(bytes)) return bytes.toString('utf8')
-  return new AppError('INVALID_JSON', 'the body is not UTF-8')
-}
-
-function writeHeaders(res: HttpResponse, headers: Record<string, string>): void {
-  for (const name in headers) res.writeHeader(name, headers[name] as string)
-}
-
-const securityHeaders: Record<string, string> = {
-  'X-Content-Type-Options': 'nosniff',
-  'Referrer-Policy': 'no-referrer',
-  'Content-Security-Policy': "default-src 'none'; frame-ancestors 'none'",
-  'Cache-Control': 'no-store',
-}
-
-const statusLines: Record<number, string> = {
-  200: '200 OK',
-  201: '201 Created',
-  202: '202 Accepted',
-  204: '204 No Content',
-  206: '206 Partial Content',
-  304: '304 Not Modified',
-  400: '400 Bad Request',
-  401: '401 Unauthorized',
-  403: '403 Forbidden',
-  404: '404 Not Found',
-  405: '405 Method Not Allowed',
-  409: '409 Conflict',
-  413: '413 Payload Too Large',
-  415: '415 Unsupported Media Type',
-  416: '416 Range Not Satisfiable',
-  426: '426 Upgrade Required',
-  429: '429 Too Many Requests',
-  500: '500 Internal Server Error',
-  503: '503 Service Unavailable',
 }
 
 const nothing = { params: undefined, query: undefined, body: undefined, headers: [], responses: {} }

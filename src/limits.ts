@@ -273,6 +273,25 @@ export const limits = {
   executionStallSeconds: 10,
   /** How often ends are looked at for executions that are complete by them. */
   executionSweepMs: 500,
+  // ---- roll-outs
+  /** An agent has so long to download, try and confirm a version. */
+  upgradeTimeoutSeconds: 900,
+  rolloutGroupsMax: 20,
+  /** Devices of one roll-out: they get their places in one statement, about 2 s for so many. */
+  rolloutDevicesMax: 100_000,
+  /** Roll-outs at work at once per hub; each has a step of milliseconds now and then. */
+  rolloutsAtOnce: 1,
+  /** How often ends of upgrades are read, and roll-outs looked for that are due. */
+  rolloutSweepMs: 1_000,
+  /** Ends of upgrades noted by one statement. */
+  rolloutEndsMax: 1_000,
+  /** Devices without a command that one statement of an abort frees. */
+  rolloutCancelMax: 5_000,
+  /** An actor has so long to give a command back before it is asked again. */
+  rolloutWithdrawSeconds: 10,
+  /** Versions and conflicting roll-outs that an answer names one by one. */
+  rolloutVersionsMax: 100,
+
   /** Sites that a dry run counts one by one, the largest first. */
   dryRunSitesMax: 500,
   /** Contents or results in one page of a list; the page ends early past it. */
@@ -452,8 +471,8 @@ export const limits = {
   poolCommands: 4,
   poolShard: 3,
   poolJobs: 4,
-  /** One per fan-out at work. */
-  poolFanOut: 2,
+  /** One per fan-out and roll-out at work. */
+  poolFanOut: 3,
   poolConnect: 2,
   poolEvents: 2,
   poolWebhooks: 2,

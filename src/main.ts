@@ -156,6 +156,9 @@ export async function run(options: RunOptions): Promise<Hub> {
       onCommands(added) {
         for (const { deviceId, command } of added) shards.tellCommand(deviceId, command)
       },
+      onCancels(cancels) {
+        for (const { deviceId, id } of cancels) shards.tellCancel(deviceId, id)
+      },
       onRestart: () => metrics.jobsRestarts.inc(),
       // Others may have taken this hub for dead and its devices for offline: claim them anew.
       onLeaseRegained: () => shards.broadcast({ type: 'reclaim' }),

@@ -25,8 +25,10 @@ export interface JobsOptions {
   webhooks: WebhookSettings
   /** Commands that a sweep ended, after the commit: actors and waiting requests don't know yet. */
   onEnded: (ended: EndedCommand[]) => void
-  /** Commands that an execution added, after the commit: their actors don't know yet. */
+  /** Commands that a job added, after the commit: their actors don't know yet. */
   onCommands?: (commands: DeviceCommand[]) => void
+  /** Commands that a roll-out wants back. */
+  onCancels?: (cancels: EndedCommand[]) => void
   /** The thread died and a new one was started. */
   onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
@@ -70,6 +72,8 @@ export type FromJobs =
   | { type: 'leased'; held: boolean }
   | { type: 'ended'; status: EndedStatus; ended: EndedCommand[] }
   | { type: 'commands'; commands: DeviceCommand[] }
+  /** Commands that their actors are to cancel, as far as they are connected here. */
+  | { type: 'cancels'; cancels: EndedCommand[] }
   /** Once a second, also as the sign of life. */
   | { type: 'observed'; observed: JobsObserved }
 
@@ -81,17 +85,25 @@ export interface JobsObserved extends Pick<Observed, 'pool' | 'loopSeconds'> {
 /** The queue of pg-boss that executions wait in. */
 export const executionQueue = 'executions'
 
-/**
- * Sends the job that carries an execution out, in the transaction that made it. Throws UNAVAILABLE while
- * pg-boss makes its tables, which is a moment after the very first start.
- */
-export async function sendExecution(tx: Queryable, executionId: string): Promise<void> {
-  const sent = await tx
-    .query(sendSql, [executionQueue, JSON.stringify({ executionId })])
-    .catch((error: unknown) => {
-      if (missing.has(sqlState(error) ?? '')) return []
-      throw error
-    })
+/** The queue of pg-boss that roll-outs with something to do wait in. */
+export const rolloutQueue = 'rollouts'
+
+/** Sends the job that carries an execution out, in the transaction that made it. Throws UNAVAILABLE. */
+export function sendExecution(tx: Queryable, executionId: string): Promise<void> {
+  return send(tx, executionQueue, executionId)
+}
+
+/** Sends the job that takes a roll-out further, in the transaction that changed it. Throws UNAVAILABLE. */
+export function sendRollout(tx: Queryable, rolloutId: string): Promise<void> {
+  return send(tx, rolloutQueue, rolloutId)
+}
+
+/** Throws UNAVAILABLE while pg-boss makes its tables, which is a moment after the very first start. */
+async function send(tx: Queryable, queue: string, id: string): Promise<void> {
+  const sent = await tx.query(sendSql, [queue, JSON.stringify({ id })]).catch((error: unknown) => {
+    if (missing.has(sqlState(error) ?? '')) return []
+    throw error
+  })
   if (sent.length > 0) return
   throw new AppError('UNAVAILABLE', 'the hub is still setting its jobs up; try again shortly', {
     retryAfterSeconds: 1,
@@ -226,6 +238,8 @@ export class Jobs {
         return onEnded(message.ended)
       case 'commands':
         return this.options.onCommands?.(message.commands)
+      case 'cancels':
+        return this.options.onCancels?.(message.cancels)
       case 'observed':
         return this.observe(message.observed)
     }

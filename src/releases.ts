@@ -99,10 +99,7 @@ export class Releases {
       const binary = release.binaries.find(({ file }) => file.os === os && file.arch === arch)
       if (binary) return { release, binary }
     }
-    if (!this.looked || (version !== undefined && this.isChecking(version))) {
-      const message = 'the hub is still checking its releases; try again shortly'
-      throw new AppError('UNAVAILABLE', message, { retryAfterSeconds: 2 })
-    }
+    this.requireLooked(version)
     const which = version === undefined ? 'release' : `release ${version}`
     throw new AppError(
       'AGENT_BINARY_NOT_FOUND',
@@ -110,10 +107,27 @@ export class Releases {
     )
   }
 
+  /** What a version has binaries for. Throws as `require`. */
+  platformsOf(version: string): Platform[] {
+    const release = this.offered().find(({ manifest }) => manifest.version === version)
+    if (release) return release.binaries.map(({ file: { os, arch } }) => ({ os, arch }))
+    this.requireLooked(version)
+    throw new AppError(
+      'AGENT_BINARY_NOT_FOUND',
+      `this hub has no release ${version} of the agent; GET /agents/releases lists what it has`,
+    )
+  }
+
   async close(): Promise<void> {
     this.closing.abort()
     await this.pool.destroy()
     await this.running
+  }
+
+  private requireLooked(version: string | undefined): void {
+    if (this.looked && (version === undefined || !this.isChecking(version))) return
+    const message = 'the hub is still checking its releases; try again shortly'
+    throw new AppError('UNAVAILABLE', message, { retryAfterSeconds: 2 })
   }
 
   private isChecking(version: string): boolean {

@@ -259,11 +259,12 @@ export function invalid(path: string, message: string): AppError {
 }
 
 function fromTexts(schema: TObject, texts: Record<string, string>): Record<string, unknown> {
-  const value: Record<string, unknown> = {}
-  for (const [name, text] of Object.entries(texts)) {
-    value[name] = fromText(schema.properties[name], text)
-  }
-  return value
+  return Object.fromEntries(
+    Object.entries(texts).map(([name, text]) => {
+      const known = Object.hasOwn(schema.properties, name) ? schema.properties[name] : undefined
+      return [name, fromText(known, text)]
+    }),
+  )
 }
 
 function fromText(schema: TSchema | undefined, text: string): unknown {

@@ -111,6 +111,12 @@ export class Shards {
     this.tell(deviceId, { type: 'command', deviceId, command })
   }
 
+  /** Has the actor cancel, if it is here; what comes of it shows in the command. */
+  tellCancel(deviceId: string, id: string): void {
+    // Nobody waits for number 0.
+    this.tell(deviceId, { type: 'cancel', deviceId, id, ask: 0 })
+  }
+
   /** Asks the actor to cancel: `cancelled` (being ended), `asked` (the agent was), `unknown` here. */
   async cancel(deviceId: string, id: string): Promise<'cancelled' | 'asked' | 'unknown'> {
     const ask = ++this.asks

@@ -13,7 +13,7 @@ const order = `
   errors ids once limits config log loop_delay metrics protocol terminal_frames terminal_streams terminal_client clean versions executable release_manifest release_files release_keys release_folder byte_range batch private_folder uws address destinations auth seal schema_errors actions
   http_headers db webhook_secrets listener migrate postgres_programs postgres_process postgres_cluster postgres_lock
   embedded database data_keys page audit audit_chains slots releases downloads mail events outbox alerts identities event_streams sessions allowance terminal_rows terminal_recorder terminal_session stray_frames terminals passwords rate_tally rate_sharing rates abuse agent_tokens shards observe
-  queue command_row execution_ends upgrades execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_stream sse http front terminal_sockets main start
+  queue command_row execution_ends upgrades execution_targets commands route openapi_errors openapi_operations openapi resources bootstrap http_reply http_request http_stream sse http front terminal_sockets main start
 `
   .trim()
   .split(/\s+/)
@@ -24,6 +24,8 @@ const knownBy: Record<string, string[]> = {
   'uWebSockets.js': [
     'src/front.ts',
     'src/http.ts',
+    'src/http_reply.ts',
+    'src/http_request.ts',
     'src/http_stream.ts',
     'src/main.ts',
     'src/sse.ts',

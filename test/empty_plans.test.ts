@@ -7,6 +7,13 @@ import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, type Database } from '../src/db.ts'
 import { acceptBatchSql } from '../workers/execution_statements.ts'
+import {
+  addBatchSql,
+  cancelPendingSql,
+  endDevicesSql,
+  lockEndedSql,
+  withdrawSql,
+} from '../workers/rollout_statements.ts'
 import { scriptsSql } from '../workers/script_frames.ts'
 import {
   checkSql,
@@ -32,6 +39,11 @@ const statements = {
   resolveKeysSql,
   scriptsSql,
   acceptBatchSql,
+  addBatchSql,
+  cancelPendingSql,
+  withdrawSql,
+  lockEndedSql,
+  endDevicesSql,
 }
 
 interface Plan {

@@ -1,4 +1,6 @@
 import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { request, type ClientRequest, type IncomingMessage } from 'node:http'
 import { connect } from 'node:net'
 import { after, afterEach, before, test } from 'node:test'
 import { insertEvents, type EventType } from '../src/events.ts'
@@ -7,7 +9,7 @@ import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { run, type Hub } from '../src/main.ts'
 import { EventReader } from './support/event_stream.ts'
-import { startHub, type TestHub } from './support/hub.ts'
+import { metricsToken, startHub, type TestHub } from './support/hub.ts'
 import {
   call,
   makeOrganization,
@@ -243,6 +245,36 @@ test('the streams of one user are bounded', async () => {
     controller.abort()
     return status === 200
   })
+})
+
+test('the streams of a hub are bounded: past it 503, and a place that is given up is free', async () => {
+  const full = await startHub()
+  const people = Math.ceil(limits.streamsMax / limits.streamsPerUserMax)
+  const open: ClientRequest[] = []
+  const listenAs = async (token: string) => {
+    const headers = { authorization: `Bearer ${token}` }
+    const asked = request(`${full.origin}/api/v1/events`, { agent: false, headers })
+    asked.on('error', () => {})
+    asked.end()
+    const [answer] = (await once(asked, 'response')) as [IncomingMessage]
+    open.push(asked)
+    return answer
+  }
+  for (let n = 0; n < people; n++) {
+    const { token } = await signedIn(full, 'viewer', { orgId: await makeOrganization(full) })
+    const some = Array.from({ length: limits.streamsPerUserMax }, () => listenAs(token))
+    for (const { statusCode } of await Promise.all(some)) assert.equal(statusCode, 200)
+  }
+  const refused = await full.get('/events')
+  assert.equal(outcome(refused), '503 OVERLOADED')
+  assert.ok(Number(refused.headers.get('retry-after')) > 0)
+  // Who is connected hears on: nobody's stream was taken for it.
+  const metrics = await full.get('{origin}/metrics', { token: metricsToken })
+  assert.match(metrics.text, new RegExp(`^muster_event_streams ${limits.streamsMax}$`, 'm'))
+  open[0]?.destroy()
+  await until('a place to be free', async () => (await listenAs(full.token)).statusCode === 200)
+  for (const asked of open) asked.destroy()
+  await full.close()
 })
 
 test('a reader that takes nothing is closed at the bound, and others hear everything', async () => {

@@ -116,7 +116,7 @@ test('an execution that was sent twice reaches every device once', async () => {
   const { id } = answer.body
   await db().query(
     `insert into pgboss.job (name, data) select 'executions', $1::jsonb from generate_series(1, 3)`,
-    [JSON.stringify({ executionId: id })],
+    [JSON.stringify({ id })],
   )
   await until('the fan-out', async () => {
     const [row] = await db().query<{ done: boolean }>(

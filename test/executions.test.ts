@@ -165,6 +165,29 @@ describe('a run', () => {
     await agent.close()
   })
 
+  test('loses no parameter, whatever its name means to JavaScript', async () => {
+    const names = ['__proto__', 'constructor']
+    const parameters = names.map((name) => ({ name, type: 'string', required: true }))
+    const script = await makeScript({ parameters })
+    assert.deepEqual(
+      script.parameters.map(({ name }: { name: string }) => name),
+      names,
+    )
+    const [device] = await enrollMany(1)
+    const agent = (await FakeAgent.connect(device as Device, hub.origin)).obey()
+    const given = JSON.stringify({ deviceIds: [device?.deviceId] }).slice(0, -1)
+    const body = `${given},"parameters":{"__proto__":"a","constructor":"b"}}`
+    const { id } = await started(script.id, body)
+    const { payload } = await agent.frame('command')
+    assert.deepEqual(payload['env'], { PARAM___PROTO__: 'a', PARAM_CONSTRUCTOR: 'b' })
+    assert.match(
+      (await call(hub, 'GET', `/executions/${id}`, { token: admin.token })).text,
+      /"parameters":\{"__proto__": "a", "constructor": "b"\}/,
+    )
+    await ended(id)
+    await agent.close()
+  })
+
   test('wakes at once, not at the next look at the queue', async () => {
     const script = await makeScript()
     const [device] = await enrollMany(1)

@@ -179,6 +179,24 @@ const lists: Record<string, Row[]> = {
       queries: [''],
     },
   ],
+  listRollouts: [
+    { who: wide, queries: [''] },
+    { who: ['platform'], queries: ['orgId={org}'] },
+  ],
+  listRolloutDevices: [
+    {
+      who: ['platform', 'large'],
+      path: () => `/agents/rollouts/${large.rolloutId}/devices`,
+      queries: [
+        '',
+        'status=failed',
+        'status=completed',
+        'group=1',
+        'group=3',
+        'group=2&status=completed',
+      ],
+    },
+  ],
   listAudit: [
     {
       who: everyone,

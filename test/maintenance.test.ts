@@ -153,6 +153,40 @@ describe('retention', () => {
     )
   })
 
+  test('deletes roll-outs as old as that with their devices, never one that is open', async () => {
+    const place = await addPlace(db, { retentionDays: 90 })
+    const deviceId = await addDevice(db, place)
+    const add = async (endedDaysAgo: number | null, status = 'completed') => {
+      const id = newId()
+      await db.query(
+        `insert into rollouts (id, org_id, version, filter, platforms, timeout_seconds,
+           expires_in_seconds, completed_at)
+         values ($1, $2, '1.0.0', '{}', '{}', 60, 60, now() - make_interval(days => $3))`,
+        [id, place.orgId, endedDaysAgo],
+      )
+      await db.query(
+        `insert into rollout_devices (rollout_id, group_number, device_id, status)
+         values ($1, 1, $2, $3)`,
+        [id, deviceId, status],
+      )
+      return id
+    }
+    await add(95)
+    await add(91)
+    // The last one was aborted while its device was at it, and is so still.
+    const kept = [await add(80), await add(null), await add(95, 'running')]
+    await maintain(db, owner)
+    const rows = await db.query<{ id: string }>(
+      `select r.id from rollouts r join rollout_devices x on x.rollout_id = r.id order by r.id`,
+    )
+    assert.deepEqual(
+      rows.map(({ id }) => id),
+      kept.toSorted(),
+    )
+    const left = await db.query('select true as found from rollout_devices')
+    assert.equal(left.length, kept.length)
+  })
+
   test('deletes terminals with their recordings as their own organization wishes', async () => {
     const add = async (settings: object, endedDaysAgo: number | null) => {
       const place = await addPlace(db, settings)

@@ -7,6 +7,7 @@ import { roles, type Role } from '../src/auth.ts'
 import { newId } from '../src/ids.ts'
 import { routes } from '../src/resources/index.ts'
 import { parameterNames, type Route } from '../src/route.ts'
+import { removeFolder } from './support/folders.ts'
 import { startHub, type TestHub } from './support/hub.ts'
 import { makeOrganization, signedIn, signInAgain, type Person } from './support/people.ts'
 import { plant, type Plant } from './support/plant.ts'
@@ -17,23 +18,28 @@ import {
   makeTenants,
   type Tenants,
 } from './support/tenants.ts'
+import { makeReleases, offered, type Folders } from './support/releases.ts'
 import { may, open, table, type Row } from './support/route_table.ts'
 import { Wire, type WireAnswer } from './support/wire.ts'
 
 // ---- how it is asked -------------------------------------------------------------------------
 
 let hub: TestHub
+let folders: Folders
 let wire: Wire
 let tenants: Tenants
 
 before(async () => {
-  hub = await startHub({ WEBHOOK_ALLOWED_CIDRS: '127.0.0.1/32' })
+  folders = await makeReleases(['2.0.0'])
+  hub = await startHub({ WEBHOOK_ALLOWED_CIDRS: '127.0.0.1/32', ...folders.env })
+  await offered(hub, 1)
   wire = new Wire(hub.origin)
   tenants = await makeTenants(hub)
 })
 after(async () => {
   wire.close()
   await hub.close()
+  removeFolder(folders.base)
 })
 
 /** Where `route` finds what it is asked about: in the path things of `of`, else things of `names`. */

@@ -1,8 +1,7 @@
 // What may stand at REDIS_URL instead of a Redis that works: each is noticed, told once, and in nobody's way.
 import assert from 'node:assert/strict'
-import { execFileSync } from 'node:child_process'
 import { once } from 'node:events'
-import { appendFileSync, mkdtempSync, readFileSync } from 'node:fs'
+import { mkdtempSync, writeFileSync } from 'node:fs'
 import { createServer, type AddressInfo, type Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -13,6 +12,7 @@ import { createLog, type Logger } from '../src/log.ts'
 import { createMetrics } from '../src/metrics.ts'
 import { shareRates } from '../src/rate_sharing.ts'
 import { rateLimits } from '../src/rates.ts'
+import { makeCertificate } from './support/certificate.ts'
 import { startHub } from './support/hub.ts'
 import { freePort, HubProcess } from './support/hub_process.ts'
 import { createDatabase } from './support/postgres.ts'
@@ -113,22 +113,8 @@ describe('what is no Redis, or not ours', () => {
     async () => {
       const folder = mkdtempSync(join(tmpdir(), 'muster-redis-tls-'))
       const file = join(folder, 'redis.pem')
-      const subject = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost']
-      const kind = [
-        '-newkey',
-        'ec',
-        '-pkeyopt',
-        'ec_paramgen_curve:prime256v1',
-        '-nodes',
-        '-days',
-        '1',
-      ]
-      execFileSync(
-        'openssl',
-        ['req', '-x509', ...kind, ...subject, '-keyout', file, '-out', `${file}.crt`],
-        { stdio: 'ignore' },
-      )
-      appendFileSync(file, readFileSync(`${file}.crt`))
+      const { key, cert } = makeCertificate(folder, 'localhost')
+      writeFileSync(file, key + cert)
       const redis = await startRedis({ tls: file })
       const database = await createDatabase()
       const env = {

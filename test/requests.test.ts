@@ -84,6 +84,21 @@ test('a query that is not escaped as UTF-8 is 400 and names the parameter', asyn
   assert.equal((await hub.get('/devices?q=%C3%A9')).status, 200)
 })
 
+test('names that mean something to JavaScript are names like any other', async () => {
+  for (const name of ['__proto__', 'constructor', 'toString']) {
+    const query = await wrong('GET', `/devices?${name}=x`)
+    assert.deepEqual(
+      query.details.map(({ path }) => path),
+      [`/query/${name}`],
+    )
+    assert.match((await wrong('GET', `/devices?${name}=x&${name}=y`)).message, /is given twice/)
+    const body = await hub.ask('POST', '/sites', {
+      raw: `{"orgId":"${orgId}","name":"x","${name}":1}`,
+    })
+    assert.deepEqual([body.status, body.body.error.details[0].path], [400, `/${name}`])
+  }
+})
+
 describe('Idempotency-Key', () => {
   const send = (line: string, token: string, key: string, body: unknown) =>
     exchange(

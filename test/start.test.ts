@@ -64,6 +64,16 @@ test('everything that is malformed is named in one message, which tells no secre
   assert.equal(existsSync(dataDir), false, 'a refused start made the data folder')
 })
 
+test('a misspelt environment or limit starts no hub that was not meant', async () => {
+  const { code, stderr } = await ended(
+    start({ NODE_ENV: 'prod', LIMIT_LOGINS: '5', LIMIT_API: '-1', LIMIT_CONNECT: 'no' }),
+  )
+  assert.equal(code, 78, stderr)
+  assertNamed(stderr, ['NODE_ENV', 'LIMIT_LOGINS', 'LIMIT_API', 'LIMIT_CONNECT'])
+  assert.match(stderr, /NODE_ENV is none of production, development, test: "prod"/)
+  assert.match(stderr, /LIMIT_LOGINS is no limit of this hub, which knows LIMIT_LOGIN, /)
+})
+
 test('a taken port is named, the exit is 1, and the PostgreSQL that was started is gone', async () => {
   const taken = createServer().listen(0, '127.0.0.1')
   await once(taken, 'listening')

@@ -6,6 +6,7 @@ import { limits } from '../src/limits.ts'
 import { dueSql, returnedSql } from '../workers/absences.ts'
 import { failedEndsSql } from '../workers/failures.ts'
 import { orphansSql } from '../workers/nodes.ts'
+import { upgradeEndsSql } from '../workers/rollout_statements.ts'
 import { expiredSql, keysSql, timeoutSql } from '../workers/sweeps.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { addDevice, addPlace } from './support/rows.ts'
@@ -147,6 +148,13 @@ test('failed ends are found by their own index of the outbox', async () => {
   const events = nodes.filter((node) => node['Relation Name'] === `events_${month}`)
   assert.ok(events.length > 0)
   for (const node of events) assert.match(node['Index Name'] ?? '', /^events_\d+_xid_id_idx1$/)
+})
+
+test('ends of upgrades are found by their own index of the outbox', async () => {
+  const nodes = await plan(upgradeEndsSql, ['0', '00000000-0000-0000-0000-000000000000', 1000])
+  const events = nodes.filter((node) => node['Relation Name'] === `events_${month}`)
+  assert.ok(events.length > 0)
+  for (const node of events) assert.match(node['Index Name'] ?? '', /^events_\d+_xid_id_idx2$/)
 })
 
 test('every list of alerts is read in its order, open ones by their own indexes', async () => {

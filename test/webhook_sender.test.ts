@@ -1,10 +1,16 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { mkdtempSync } from 'node:fs'
 import { createServer, type AddressInfo } from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { after, before, beforeEach, test } from 'node:test'
+import { getCACertificates, setDefaultCACertificates } from 'node:tls'
 import { destinations } from '../src/destinations.ts'
 import { limits } from '../src/limits.ts'
 import { sender, type Resolve } from '../workers/webhook_sender.ts'
+import { makeCertificate } from './support/certificate.ts'
+import { removeFolder } from './support/folders.ts'
 import { Receiver } from './support/receiver.ts'
 
 let receiver: Receiver
@@ -115,6 +121,29 @@ test('who refuses, breaks off or can not be found is told apart', async () => {
   assert.equal(lost.error, 'nowhere.example has no address')
   // Plain HTTP where TLS is expected.
   assert.ok((await send(`https://127.0.0.1:${receiver.port}/`, noDns)).error)
+})
+
+test('over TLS it reaches who proves the name of the URL to a CA that is trusted, and nobody else', async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'muster-tls-'))
+  const certificate = makeCertificate(folder, 'hooks.example')
+  removeFolder(folder)
+  const secure = await Receiver.start('127.0.0.1', 0, certificate)
+  t.after(() => secure.close())
+  const there: Resolve = async () => ['127.0.0.1']
+  const url = `https://hooks.example:${secure.port}/hook`
+  const untrusted = await send(url, there)
+  assert.match(untrusted.error ?? '', /self-signed certificate/)
+  const trusted = getCACertificates('default')
+  t.after(() => setDefaultCACertificates(trusted))
+  setDefaultCACertificates([...trusted, certificate.cert])
+  const outcome = await send(url, there)
+  assert.deepEqual([outcome.ok, outcome.status, outcome.error], [true, 204, null])
+  const [hit] = secure.hits
+  assert.deepEqual([hit?.method, hit?.path, hit?.body], ['POST', '/hook', '{"a":1}'])
+  assert.equal(hit?.headers.host, `hooks.example:${secure.port}`)
+  const other = await send(`https://other.example:${secure.port}/hook`, there)
+  assert.match(other.error ?? '', /not in the cert's altnames/)
+  assert.equal(secure.hits.length, 1)
 })
 
 test('who does not answer is given up in time', { timeout: 30_000 }, async () => {

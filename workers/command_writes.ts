@@ -169,8 +169,6 @@ export class CommandWrites {
       plainArray(writes.map((write) => write.completedMs)),
       plainArray(writes.map(() => newId())),
       plainArray(writes.map((write) => write.awaited)),
-      ids.reduce((low, id) => (id < low ? id : low)),
-      ids.reduce((high, id) => (id > high ? id : high)),
     ])
     const byId = new Map(rows.map((row) => [row.id, row]))
     this.events.onCommands(

@@ -1,6 +1,8 @@
 // The two large statements of executions: a batch of the fan-out, and the end.
 import { endColumns } from '../src/execution_ends.ts'
+import { addingSql, queueFullSql } from './adding.ts'
 
+const payload = `jsonb_build_object('scriptId', script_id, 'version', version, 'language', language)`
 const skipped = (reason: string) => `(select count(*) from t where skip = '${reason}')`
 
 /**
@@ -37,41 +39,14 @@ with e as materialized (
       when d.gone then 'decommissioned'
       when d.os <> all(v.os) then 'os'
       when d.suspended then 'suspended'
-      when (
-        select count(*) from (
-          select from commands c
-          where c.device_id = d.id and c.completed_at is null and c.id >= $8 and c.id < $9
-          order by c.id limit $10
-        ) o
-      ) >= $10 then 'queue_full'
+      when ${queueFullSql('$8', '$9', '$10')} then 'queue_full'
     end as skip
   from i
   join script_versions v on v.script_id = i.script_id and v.version = i.version
   left join d on d.id = i.device_id
     and (i.scope_org_id is null or d.org_id = i.scope_org_id)
     and (i.scope_site_ids is null or d.site_id = any(i.scope_site_ids))
-), c as (
-  insert into commands (id, device_id, org_id, action, payload, timeout_seconds, created_by,
-    execution_id, created_at, expires_at)
-  select id, device_id, device_org, 'run_script',
-    jsonb_build_object('scriptId', script_id, 'version', version, 'language', language),
-    timeout_seconds, created_by, $1, at, expires_at
-  from t where skip is null
-), u as (
-  insert into audit (id, org_id, at, actor_type, actor_id, actor_email, action, resource_type,
-    resource_id, device_id, result, ip, user_agent, request_id, details)
-  select audit_id, device_org, at, 'user', created_by, created_email, 'command.create', 'command',
-    id::text, device_id, 'success', ip, user_agent, request_id,
-    jsonb_build_object('after', jsonb_build_object('action', 'run_script', 'deviceId', device_id,
-      'executionId', $1::uuid))
-  from t where skip is null
-), n as (
-  insert into events (id, org_id, type, at, site_id, data)
-  select event_id, device_org, 'command.queued', at, site_id,
-    jsonb_build_object('commandId', id, 'deviceId', device_id, 'action', 'run_script',
-      'status', 'pending')
-  from t where skip is null
-), moved as (
+), ${addingSql({ action: 'run_script', payload, executionId: '$1', source: 'executionId' })}, moved as (
   update executions x set status = 'running', started_at = coalesce(x.started_at, now()),
     touched_at = now(), device_cursor = $11, batch_floor = $12,
     total = case when x.device_ids is null then x.total + (select count(*) from t) else x.total end,
@@ -84,8 +59,7 @@ with e as materialized (
   from e where x.id = e.id
 )
 select device_id as "deviceId", id, skip,
-  jsonb_build_object('scriptId', script_id, 'version', version, 'language', language)::text
-    as payload,
+  ${payload}::text as payload,
   timeout_seconds as "timeoutSeconds",
   floor(extract(epoch from expires_at) * 1000)::float8 as "expiresMs", $1::uuid as "executionId"
 from t order by device_id`

@@ -10,6 +10,7 @@ import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
 import {
   executionQueue,
+  rolloutQueue,
   type DeviceCommand,
   type EndedCommand,
   type FromJobs,
@@ -22,6 +23,7 @@ import { raiseFailures } from './failures.ts'
 import { maintain } from './maintenance.ts'
 import { endInterrupted } from '../src/terminal_rows.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
+import { advance, noteUpgradeEnds, sendDueRollouts, type RolloutNews } from './rollouts.ts'
 import { sealAudit } from './sealing.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
 import { Webhooks } from './webhooks.ts'
@@ -96,6 +98,7 @@ const running = [
   startBoss(),
   repeat('alerts', limits.alertSweepMs, sweepAlerts),
   repeat('executions', limits.executionSweepMs, sweepExecutions),
+  repeat('rollouts', limits.rolloutSweepMs, sweepRollouts),
   repeat('seal', limits.sealMs, seal),
   // It waits by itself, for whatever comes first: time or room.
   repeat('webhooks', 0, () => webhooks.round()),
@@ -217,6 +220,11 @@ async function sweepExecutions(): Promise<void> {
   count('stalled_executions', await resendStalled(db))
 }
 
+async function sweepRollouts(): Promise<void> {
+  await inBatches('upgrade_ends', limits.rolloutEndsMax, () => noteUpgradeEnds(db))
+  count('rollouts', await sendDueRollouts(db))
+}
+
 /** Seals what became visible; batch by batch, so that other hubs' and our own statements come between. */
 async function seal(): Promise<void> {
   let sealed: number
@@ -269,7 +277,12 @@ function bossOptions() {
 }
 
 async function addQueues(boss: PgBoss): Promise<void> {
-  await addExecutions(boss)
+  await addQueue(boss, executionQueue, limits.executionsAtOnce, runExecution)
+  await addQueue(boss, rolloutQueue, limits.rolloutsAtOnce, runRollout)
+  // The front sends in its own transactions, as the hub's role.
+  await owner.query('grant usage on schema pgboss to muster_hub')
+  await owner.query('grant select on pgboss.queue to muster_hub')
+  await owner.query('grant insert on pgboss.job to muster_hub')
   // One at a time in the whole cluster, whoever asks for it.
   await boss.createQueue(maintenance, { policy: 'exclusive', retryBackoff: true, retryDelay: 60 })
   await boss.schedule(maintenance, '23 3 * * *')
@@ -278,37 +291,50 @@ async function addQueues(boss: PgBoss): Promise<void> {
   await boss.work(maintenance, { pollingIntervalSeconds: 10 }, runMaintenance)
 }
 
-/** Sent by the front in its own transaction, as the hub's role; woken by NOTIFY. */
-async function addExecutions(boss: PgBoss): Promise<void> {
-  await boss.createQueue(executionQueue, { notify: true, retryLimit: 5, retryBackoff: true })
-  await owner.query('grant usage on schema pgboss to muster_hub')
-  await owner.query('grant select on pgboss.queue to muster_hub')
-  await owner.query('grant insert on pgboss.job to muster_hub')
+/** A queue that is woken by NOTIFY, with `atOnce` workers. */
+async function addQueue(
+  boss: PgBoss,
+  name: string,
+  atOnce: number,
+  work: (id: string) => Promise<void>,
+): Promise<void> {
+  await boss.createQueue(name, { notify: true, retryLimit: 5, retryBackoff: true })
   const options = {
     pollingIntervalSeconds: 2,
     notifyPollingIntervalSeconds: limits.executionStallSeconds,
   }
-  for (let n = 0; n < limits.executionsAtOnce; n++) {
-    const worker = await boss.work<{ executionId: string }>(
-      executionQueue,
-      options,
-      async ([job]) => {
-        // One notification may tell of several: look again instead of waiting for the next.
-        boss.notifyWorker(worker)
-        if (job) await runExecution(job.data.executionId)
-      },
-    )
+  for (let n = 0; n < atOnce; n++) {
+    const worker = await boss.work<{ id: string }>(name, options, async ([job]) => {
+      // One notification may tell of several: look again instead of waiting for the next.
+      boss.notifyWorker(worker)
+      if (job) await work(job.data.id)
+    })
   }
 }
 
-async function runExecution(id: string): Promise<void> {
+async function runExecution(executionId: string): Promise<void> {
   const tellCommands = (commands: DeviceCommand[]) => tell({ type: 'commands', commands })
   try {
-    await fanOut(id, { db, fanOutDb, tell: tellCommands, signal: stopping.signal })
+    await fanOut(executionId, { db, fanOutDb, tell: tellCommands, signal: stopping.signal })
   } catch (error) {
-    log.warn({ err: error, executionId: id }, 'a fan-out stopped; it is taken up again')
+    log.warn({ err: error, executionId }, 'a fan-out stopped; it is taken up again')
     throw error
   }
+}
+
+async function runRollout(rolloutId: string): Promise<void> {
+  try {
+    await advance(rolloutId, { db: fanOutDb, tell: tellRollout, signal: stopping.signal })
+  } catch (error) {
+    log.warn({ err: error, rolloutId }, 'a roll-out stopped in the middle; it is taken up again')
+    throw error
+  }
+}
+
+function tellRollout({ commands, ended, cancels }: RolloutNews): void {
+  if (commands.length > 0) tell({ type: 'commands', commands })
+  if (ended.length > 0) tell({ type: 'ended', status: 'cancelled', ended })
+  if (cancels.length > 0) tell({ type: 'cancels', cancels })
 }
 
 async function runMaintenance(): Promise<void> {

@@ -34,6 +34,8 @@ export async function maintain(db: Database, owner: Database): Promise<Maintaine
   const dropped = days === null ? [] : await dropOldPartitions(owner, days)
   if (days !== null) {
     await inBatches(() => db.query(executionsSql, [limits.sweepBatchMax, days]))
+    // One by one: each takes up to all devices with it.
+    while ((await db.query(rolloutsSql, [days])).length > 0);
   }
   return { sessions, refreshTokens, alerts, webhookDeliveries, terminals, dropped }
 }
@@ -105,6 +107,18 @@ delete from executions where id = any(array(
   where id < uuid7_floor(now() - make_interval(days => $2)) and completed_at is not null
     and completed_at <= now() - make_interval(days => $2)
   order by id limit $1
+  for update skip locked
+))
+returning true as gone`
+
+/** $1 days */
+const rolloutsSql = `
+delete from rollouts where id = any(array(
+  select r.id from rollouts r
+  where r.completed_at <= now() - make_interval(days => $1) and not exists (
+    select from rollout_devices x
+    where x.rollout_id = r.id and x.status in ('pending', 'running'))
+  order by r.completed_at limit 1
   for update skip locked
 ))
 returning true as gone`

@@ -29,9 +29,14 @@ const actorSeconds = 2 * limits.timeoutGraceSeconds
 
 /** False while the actor of a connected device may still end the command itself. */
 function notTheActors(dueAt: string): string {
-  return `(${dueAt} <= now() - make_interval(secs => $3) or not exists (
-      select from device_presence p join nodes n on n.id = p.node_id
-      where p.device_id = c.device_id and p.status = 'online' and n.lease_until > now()))`
+  return `(${dueAt} <= now() - make_interval(secs => $3) or ${withoutActor('c.device_id')})`
+}
+
+/** SQL: whether the device is connected to no hub that lives; one that is offline names no hub. */
+export function withoutActor(deviceId: string): string {
+  return `coalesce((
+      select n.lease_until <= now() from device_presence p join nodes n on n.id = p.node_id
+      where p.device_id = ${deviceId}), true)`
 }
 
 /** An open command's id is as old as the command, which leaves old partitions alone. */

@@ -14,21 +14,12 @@ import { invalid, type Call, type Context, type Reply } from '../route.ts'
 import { getExecution } from './execution_row.ts'
 import { environmentOf, ParameterValues, type Parameter } from './parameters.ts'
 import { readableScripts, scriptNotFound } from './scripts.ts'
-import { Id } from './shapes.ts'
+import { deviceFilter, Id } from './shapes.ts'
 
-const Filter = Type.Object(
-  {
-    siteId: Type.Optional(Id),
-    orgId: Type.Optional(Id),
-    os: Type.Optional(Type.Enum(['linux', 'darwin', 'windows'])),
-    tag: Type.Optional(Type.String({ minLength: 1, maxLength: limits.tagCharsMax })),
-    status: Type.Optional(Type.Enum(['online', 'offline'])),
-  },
-  {
-    additionalProperties: false,
-    description: 'As in the list of devices; {} means every device that you see.',
-  },
-)
+const Filter = Type.Object(deviceFilter, {
+  additionalProperties: false,
+  description: 'As in the list of devices; {} means every device that you see.',
+})
 
 export const ExecuteBody = Type.Object({
   deviceIds: Type.Optional(Type.Array(Id, { minItems: 1, maxItems: limits.executionDevicesMax })),

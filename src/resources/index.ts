@@ -13,6 +13,7 @@ import { invitationRoutes } from './invitations.ts'
 import { organizationRoutes } from './organizations.ts'
 import { pageRoutes } from './pages.ts'
 import { releaseRoutes } from './releases.ts'
+import { rolloutRoutes } from './rollouts.ts'
 import { scriptRoutes } from './scripts.ts'
 import { sessionRoutes } from './session.ts'
 import { siteRoutes } from './sites.ts'
@@ -37,6 +38,7 @@ export const routes: readonly Route[] = [
   ...auditRoutes,
   ...agentRoutes,
   ...releaseRoutes,
+  ...rolloutRoutes,
   ...eventRoutes,
   ...webhookRoutes,
   ...webhookDeliveryRoutes,

@@ -86,7 +86,8 @@ export function environmentOf(parameters: readonly Parameter[], given: Values): 
     if (known.has(name)) continue
     wrong.push({ path: `/parameters/${name}`, message: 'is no parameter of this script' })
   }
-  const found: Environment = { shown: {}, env: {}, secrets: {} }
+  const found: Omit<Environment, 'shown'> = { env: {}, secrets: {} }
+  const shown: [string, Values[string]][] = []
   let bytes = 0
   for (const { name, type, required, default: fallback, secret } of parameters) {
     const value = (Object.hasOwn(given, name) ? given[name] : undefined) ?? fallback
@@ -103,7 +104,7 @@ export function environmentOf(parameters: readonly Parameter[], given: Values): 
     bytes += Buffer.byteLength(variable) + Buffer.byteLength(String(value)) + 2
     if (secret) found.secrets[variable] = String(value)
     else {
-      found.shown[name] = value
+      shown.push([name, value])
       found.env[variable] = String(value)
     }
   }
@@ -112,5 +113,6 @@ export function environmentOf(parameters: readonly Parameter[], given: Values): 
     wrong.push({ path: '/parameters', message })
   }
   if (wrong.length > 0) throw refusal(wrong)
-  return found
+  // Not by assignment: that would lose a parameter called __proto__.
+  return { ...found, shown: Object.fromEntries(shown) }
 }

@@ -12,6 +12,15 @@ export const Name = Type.String({
   'x-trimmed': true,
 })
 
+/** Filters that say which devices something is for. */
+export const deviceFilter = {
+  siteId: Type.Optional(Id),
+  orgId: Type.Optional(Id),
+  os: Type.Optional(Type.Enum(['linux', 'darwin', 'windows'])),
+  tag: Type.Optional(Type.String({ minLength: 1, maxLength: limits.tagCharsMax })),
+  status: Type.Optional(Type.Enum(['online', 'offline'])),
+}
+
 export function nullable<T extends TSchema>(schema: T) {
   return Type.Union([schema, Type.Null()])
 }

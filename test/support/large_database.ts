@@ -23,6 +23,8 @@ export interface LargeDatabase {
   executionId: string
   scriptId: string
   webhookId: string
+  /** Over all devices of the first organization, in three groups. */
+  rolloutId: string
   /** Wrote a thousandth of the audit. */
   actorId: string
 }
@@ -85,8 +87,10 @@ export async function fillLarge(db: Database, sizes: Sizes): Promise<LargeDataba
   )
   if (!made) throw new Error('nothing was made')
   const executionId = newIdAt(Date.now() - 25 * 86_400_000)
-  const large = { ...made, orgIds, executionId }
+  const rolloutId = newIdAt(Date.now() - 20 * 86_400_000)
+  const large = { ...made, orgIds, executionId, rolloutId }
   await fillScripts(db, large, others, orgSql, series(others))
+  await fillRollouts(db, large, others, orgSql, series(others))
   await db.query(
     `with d as (select array_agg(id order by id) as ids from devices where org_id = $1)
      insert into commands (id, device_id, org_id, action, payload, status, timeout_seconds, execution_id,
@@ -186,6 +190,34 @@ async function fillScripts(
     `insert into webhook_deliveries (id, webhook_id, event_id, event_type, body, status)
      select ${idSql('n', others)}, $1, gen_random_uuid(), 'device.online', '{}', 'succeeded' from ${series}`,
     [webhookId],
+  )
+}
+
+async function fillRollouts(
+  db: Database,
+  { orgIds, rolloutId }: LargeDatabase,
+  others: number,
+  orgSql: string,
+  series: string,
+): Promise<void> {
+  const columns =
+    '(id, org_id, version, filter, platforms, timeout_seconds, expires_in_seconds, status, due_at)'
+  await db.query(
+    `insert into rollouts ${columns}
+     select $1::uuid, $2::uuid, '2.0.0', '{}'::jsonb, '{}'::text[], 900, 60, 'running', null::timestamptz union all
+     select ${idSql('n', others)}, ${orgSql}, '2.0.0', '{}', '{}', 900, 60, 'completed', null from ${series}`,
+    [rolloutId, orgIds[0]],
+  )
+  await db.query(
+    `insert into rollout_devices (rollout_id, group_number, device_id, status)
+     select $1, case when place <= 600 then 1 when place <= 6000 then 2 else 3 end, id,
+       case when place <= 500 then 'failed' when place < 20000 then 'completed' else 'pending' end
+     from (select id, row_number() over (order by md5(id::text)) as place from devices where org_id = $2) d`,
+    [rolloutId, orgIds[0]],
+  )
+  await db.query(
+    `insert into rollout_groups (rollout_id, number, percent, success_threshold, error_threshold, devices)
+     select r.id, n, 50, 100, 100, 1 from rollouts r, generate_series(1, 2) as n`,
   )
 }
 

@@ -16,6 +16,7 @@ export interface Plant extends Place {
   alert: string
   script: string
   execution: string
+  rollout: string
   webhook: string
   delivery: string
   key: string
@@ -35,7 +36,7 @@ export async function plantOrganization(hub: TestHub, marker: string): Promise<s
 
 /**
  * Adds one of everything in an organization and at a site, which is a new one unless it is named. The delivery
- * has ended, command and execution are open.
+ * has ended, command and execution are open, the roll-out is paused and done with the device.
  */
 export async function plant(
   hub: TestHub,
@@ -49,6 +50,7 @@ export async function plant(
     'alert',
     'script',
     'execution',
+    'rollout',
     'webhook',
     'delivery',
     'key',
@@ -77,11 +79,11 @@ export async function plant(
 
 // $1 organization, $2 marker, $3 sealed secret, $4 and $5 hashes, $6 site, then ids in the order of the names.
 const plantSql = `
-with given (org, m, secret, token, key_hash, site, device, command, alert, script, execution, webhook,
-  delivery, key, usr, audit, event, terminal) as (
+with given (org, m, secret, token, key_hash, site, device, command, alert, script, execution, rollout,
+  webhook, delivery, key, usr, audit, event, terminal) as (
   values ($1::uuid, $2::text, $3::bytea, $4::bytea, $5::bytea, $6::uuid, $7::uuid, $8::uuid, $9::uuid,
     $10::uuid, $11::uuid, $12::uuid, $13::uuid, $14::uuid, $15::uuid, $16::uuid, $17::uuid,
-    $18::uuid)
+    $18::uuid, $19::uuid)
 ), s as (
   insert into sites (id, org_id, name, address) select site, org, m, m from given on conflict do nothing
 ), d as (
@@ -103,6 +105,18 @@ with given (org, m, secret, token, key_hash, site, device, command, alert, scrip
     timeout_seconds, expires_at, created_email, total, started, started_at, fanned_out_at)
   select execution, org, script, 1, 'running', array[site], array[device], jsonb_build_object('m', m),
     60, now() + interval '1 day', m, 1, 1, now(), now() from given
+), ro as (
+  insert into rollouts (id, org_id, version, filter, status, reason, platforms, timeout_seconds,
+    expires_in_seconds, due_at)
+  select rollout, org, '2.0.0', jsonb_build_object('tag', m), 'paused', m, '{linux/amd64}', 60, 60, null
+  from given
+), rg as (
+  insert into rollout_groups (rollout_id, number, percent, success_threshold, error_threshold, devices,
+    completed, started_at)
+  select rollout, 1, 100, 100, 100, 1, 1, now() from given
+), rd as (
+  insert into rollout_devices (rollout_id, group_number, device_id, status, ended_at)
+  select rollout, 1, device, 'completed', now() from given
 ), c as (
   insert into commands (id, device_id, org_id, action, payload, timeout_seconds, execution_id,
     created_at, expires_at)

@@ -1,7 +1,9 @@
 // A receiver of webhooks: a real HTTP server that remembers what it got and answers as a test says.
 import { once } from 'node:events'
 import { createServer, type IncomingHttpHeaders, type Server, type ServerResponse } from 'node:http'
+import { createServer as createTlsServer } from 'node:https'
 import { Webhook } from 'standardwebhooks'
+import type { Certificate } from './certificate.ts'
 import { until } from './until.ts'
 
 export interface Hit {
@@ -23,8 +25,8 @@ export class Receiver {
     this.server = server
   }
 
-  static async start(host = '127.0.0.1', port = 0): Promise<Receiver> {
-    const server = createServer()
+  static async start(host = '127.0.0.1', port = 0, certificate?: Certificate): Promise<Receiver> {
+    const server = certificate ? createTlsServer(certificate) : createServer()
     const receiver = new Receiver(server)
     server.on('request', (request, response) => {
       const chunks: Buffer[] = []

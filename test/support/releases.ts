@@ -90,6 +90,22 @@ export async function makeRelease(
   return { folder, manifest }
 }
 
+/** Releases of 64-bit Linux, for hubs whose tests are not about what lies in them. */
+export async function makeReleases(versions: readonly string[]): Promise<Folders> {
+  const folders = makeReleaseFolders()
+  const { privateKey } = makeKey(folders.keys)
+  const platforms: Platform[] = [linux, { os: 'linux', arch: 'arm64' }]
+  for (const version of versions) {
+    await makeRelease(folders.releases, version, { key: privateKey, platforms })
+  }
+  return folders
+}
+
+/** Waits until the hub offers so many releases. */
+export function offered(hub: TestHub, count: number): Promise<unknown> {
+  return releasesOnce(hub, 'the releases', ({ data }) => data.length === count)
+}
+
 /** What the hub says of its releases, once `fact` holds. */
 export async function releasesOnce(
   hub: TestHub,

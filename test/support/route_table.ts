@@ -43,6 +43,7 @@ export interface Row {
 const inOrganization = ({ orgId }: Plant) => ({ query: { orgId } })
 const wide = { organizationWide: true, ofOrganization: true } as const
 const webhook = { ...wide, may: 'admins' } as const
+const rollout = { ...wide, may: 'admins' } as const
 const delivery = ['webhook', 'delivery'] as const
 
 export const table: Record<string, Row> = {
@@ -194,6 +195,32 @@ export const table: Record<string, Row> = {
   },
   getExecution: { may: 'readers', ok: '200', ids: ['execution'] },
   listExecutionResults: { may: 'readers', ok: '200', ids: ['execution'] },
+
+  createRollout: {
+    ...rollout,
+    ok: '201',
+    named: ({ device }) => ({
+      body: {
+        version: '2.0.0',
+        filter: { deviceIds: [device] },
+        groups: [{ percent: 100, successThreshold: 100, errorThreshold: 100 }],
+      },
+    }),
+    once: true,
+    reaching: '400 VALIDATION_ERROR',
+  },
+  listRollouts: {
+    ...rollout,
+    ok: '200',
+    lists: 'organization',
+    named: inOrganization,
+    reaching: '200',
+  },
+  getRollout: { ...rollout, ok: '200', ids: ['rollout'] },
+  listRolloutDevices: { ...rollout, ok: '200', ids: ['rollout'] },
+  pauseRollout: { ...rollout, ok: '200', ids: ['rollout'], once: true },
+  resumeRollout: { ...rollout, ok: '200', ids: ['rollout'], once: true },
+  abortRollout: { ...rollout, ok: '200', ids: ['rollout'], once: true },
 
   listAudit: { may: 'auditing', ok: '200', lists: 'site', named: inOrganization, reaching: '200' },
   exportAudit: {
