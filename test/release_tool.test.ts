@@ -167,10 +167,12 @@ describe('build', () => {
     assert.ok(statSync(`${binary}.zst`).size < plain.size / 2)
   })
 
-  test('it runs where no Node is, and knows its version', () => {
+  test('it runs where no Node is, and has its version and its keys inside', async () => {
     const bare = { env: { PATH: '/nonexistent' }, encoding: 'utf8' as const, cwd: '/' }
     assert.equal(spawnSync(binary, ['version'], bare).stdout, `${version}\n`)
     assert.match(spawnSync(binary, ['help'], bare).stdout, /muster-agent run/)
+    const [key = 'no key'] = await readPublicKeys(keys)
+    assert.ok(readFileSync(binary).includes(key))
   })
 
   test('what lies in the folder it is started from does not change it', () => {
