@@ -7,7 +7,7 @@ import { after, before, test } from 'node:test'
 import { encodedBytes } from '../../agent/output.ts'
 import { startTimeOf } from '../../agent/processes.ts'
 import type { AgentFrame } from '../../src/protocol.ts'
-import { enrollAt, makeFolder, startAgent } from './support/agent.ts'
+import { compiled, enrollAt, makeFolder, startAgent } from './support/agent.ts'
 import { startFakeHub } from './support/fake_hub.ts'
 import { until } from './support/until.ts'
 
@@ -180,7 +180,11 @@ test('bad payloads fail with a sentence that quotes no secret', async () => {
     ['kill_process', { pid: agent.pid }, /the agent itself/],
     ['kill_process', { pid: -5 }, /greater than 1/],
     ['reboot', { delaySeconds: -1 }, /delaySeconds/],
-    ['upgrade_agent', { version: '9.9.9' }, /runs from a checkout/],
+    [
+      'upgrade_agent',
+      { version: '9.9.9' },
+      compiled ? /without a supervisor/ : /runs from a checkout/,
+    ],
   ]
   for (const [at, [action, payload, error]] of cases.entries()) {
     const result = await hub.run(`e${at}`, action, payload)
