@@ -72,11 +72,21 @@ export async function fillLarge(db: Database, sizes: Sizes): Promise<LargeDataba
      select org_id, 0, count(*) from devices group by 1 union all
      select site_id, 0, count(*) from devices group by 1`,
   )
+  // Their hub lives: else the sweep of whoever starts on this database would turn them offline while it is read.
+  const nodeId = newId()
   await db.query(
-    `insert into device_presence (device_id, org_id, status)
-     select id, org_id, case when n < ${devices / 200} then 'decommissioned' when n < ${devices / 20} then 'offline'
-       else 'online' end
-     from (select id, org_id, row_number() over (order by id) as n from devices) as d`,
+    `insert into nodes (id, version, lease_until) values ($1, '0.0.0', now() + interval '1 day')`,
+    [nodeId],
+  )
+  await db.query(
+    `insert into device_presence (device_id, org_id, status, node_id)
+     select id, org_id, status, case when status = 'online' then $1::uuid end
+     from (
+       select id, org_id, case when n < ${devices / 200} then 'decommissioned' when n < ${devices / 20} then 'offline'
+         else 'online' end as status
+       from (select id, org_id, row_number() over (order by id) as n from devices) as d
+     ) as s`,
+    [nodeId],
   )
   const [made] = await db.query<Omit<LargeDatabase, 'orgIds'>>(
     `select (select array_agg(id) from (select id from sites where org_id = $1 order by id limit 5) s) as "siteIds",
