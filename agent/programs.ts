@@ -1,10 +1,13 @@
 // Where programs lie: on the PATH, and this agent itself.
 
-import { accessSync, constants } from 'node:fs'
+import { accessSync, constants, existsSync } from 'node:fs'
 import { delimiter, join } from 'node:path'
 
-// As it was at the start: an upgrade puts another file in its place.
-const ownProgram = process.execPath
+// As it was at the start: an upgrade puts another file in its place. Where that happened while this process was
+// starting, Linux calls its own file deleted; its place is meant all the same.
+const ownProgram = existsSync(process.execPath)
+  ? process.execPath
+  : process.execPath.replace(/ \(deleted\)$/, '')
 
 /** The full path of an installed program, or null. */
 export function findProgram(name: string, path: string = process.env['PATH'] ?? ''): string | null {

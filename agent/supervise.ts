@@ -5,7 +5,7 @@ import { spawn } from 'node:child_process'
 import type { ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { fullJitterMs } from './backoff.ts'
-import { exitCodes } from './errors.ts'
+import { describe, exitCodes } from './errors.ts'
 import type { ExitCode } from './errors.ts'
 import { stableConnectionMs, stopMsMax, superviseKillMs, trialWordsMax } from './limits.ts'
 import { takeLock } from './lock.ts'
@@ -74,7 +74,7 @@ async function keepRunning(state: State): Promise<ExitCode> {
     const startedAt = Date.now()
     const code: number | null = trying
       ? await runTrial(state, log, stopping.signal)
-      : await runChild(state, await recover(state, log), stopping.signal)
+      : await runChild(state, log, await recover(state, log), stopping.signal)
     if (stopping.signal.aborted) return exitCodes.ok
     if (code === exitCodes.ok || code === exitCodes.decommissioned) return code
     trying = code === exitCodes.upgrade
@@ -88,9 +88,14 @@ async function keepRunning(state: State): Promise<ExitCode> {
 }
 
 /** Runs one agent to its end; answers its exit code, or null when a signal ended it. */
-async function runChild(state: State, file: string, stopping: AbortSignal): Promise<number | null> {
+async function runChild(
+  state: State,
+  log: Log,
+  file: string,
+  stopping: AbortSignal,
+): Promise<number | null> {
   const child = startChild(state, file, {})
-  const { code } = await endOf(child, stopping)
+  const { code } = await endOf(child, log, stopping)
   return code
 }
 
@@ -102,7 +107,7 @@ async function runTrial(state: State, log: Log, stopping: AbortSignal): Promise<
   const child = startChild(state, placesOf(installedProgram()).next, { [trial]: '1' })
   const words = lastWords(child)
   let end: ChildEnd | null = null
-  const ended = endOf(child, stopping).then((how) => (end = how))
+  const ended = endOf(child, log, stopping).then((how) => (end = how))
   killPoint('trial.spawned')
   if (child.pid !== undefined) {
     const started = { pid: child.pid, startTime: await startTimeOf(child.pid) }
@@ -150,7 +155,7 @@ function lastWords(child: ChildProcess): () => string {
 }
 
 /** How a child ends; stops it when this process is to stop, and kills one that does not listen. */
-async function endOf(child: ChildProcess, stopping: AbortSignal): Promise<ChildEnd> {
+async function endOf(child: ChildProcess, log: Log, stopping: AbortSignal): Promise<ChildEnd> {
   let killing: NodeJS.Timeout | undefined
   const forward = () => {
     stop(child)
@@ -161,8 +166,9 @@ async function endOf(child: ChildProcess, stopping: AbortSignal): Promise<ChildE
   try {
     const [code, signal] = (await once(child, 'exit')) as [number | null, string | null]
     return { code, signal }
-  } catch {
-    return { code: exitCodes.failure, signal: null } // it could not be started at all
+  } catch (error) {
+    log.error('agent cannot be started', { error: describe(error) })
+    return { code: exitCodes.failure, signal: null }
   } finally {
     clearTimeout(killing)
     stopping.removeEventListener('abort', forward)

@@ -83,13 +83,13 @@ async function killed(point: string, whom: 'self' | 'tree', where: 'way' | 'back
   const to = where === 'back' ? '3.0.0' : from === '1.0.0' ? '2.0.0' : '1.0.0'
   const marker = join(machine.folder, `${where}-${whom}-${point}`)
   machine.start({ MUSTER_AGENT_FAULT: `${point}:${whom}:${marker}` })
+  using _ = machine.keptUp()
   const body = { action: 'upgrade_agent', payload: { version: to } }
   const answer = await hub.post(`/devices/${machine.deviceId}/commands`, body)
   assert.equal(answer.status, 202, answer.text)
   const { id } = answer.body
 
   const command = await until(`the end of the upgrade killed at ${point}`, async () => {
-    machine.keepUp()
     const { body: now } = await hub.get(`/commands/${id}`)
     return now.completedAt !== null && now
   })
@@ -102,7 +102,6 @@ async function killed(point: string, whom: 'self' | 'tree', where: 'way' | 'back
     assert.ok(error === 'interrupted' || ['interrupted', 'crashed'].includes(data.reason), error)
   }
   await until(`version ${expected} to be all there is`, async () => {
-    machine.keepUp()
     const { body: device } = await hub.get(`/devices/${machine.deviceId}`)
     return (
       device.status === 'online' &&

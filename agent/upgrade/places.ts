@@ -3,6 +3,7 @@
 
 import { copyFileSync, existsSync, linkSync, readdirSync, renameSync, rmSync } from 'node:fs'
 import { basename, dirname, extname, join } from 'node:path'
+import { errorCode } from '../errors.ts'
 import { syncFolder } from '../files.ts'
 import { killPoint } from '../test_build.ts'
 
@@ -71,8 +72,10 @@ function keepOld({ folder, program, old }: Places): void {
   if (process.platform === 'win32') return renameSync(program, old)
   try {
     linkSync(program, old)
-  } catch {
-    copyFileSync(program, old) // a file system without hard links
+  } catch (error) {
+    // Where a file system has no hard links; on a name that is taken a copy would write into the program itself.
+    if (errorCode(error) === 'EEXIST') throw error
+    copyFileSync(program, old)
   }
   syncFolder(folder)
 }

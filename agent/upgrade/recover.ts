@@ -22,15 +22,14 @@ export async function recover(state: State, log: Log): Promise<string> {
   if (!isCompiled()) return program
   const places = placesOf(program)
   const record = readRecord(state)
+  // Whatever it was about to do, it must not do it beside us. It may have gone on in its last moment.
+  if (record && (await killTrial(record))) return recover(state, log)
   switch (record?.phase) {
     case undefined:
     case 'failed':
       discard(places)
       return program
     case 'trial':
-      await killTrial(record)
-      // It may have passed in its last moment.
-      if (readRecord(state)?.phase !== 'trial') return recover(state, log)
       rollBack(state, {
         reason: 'interrupted',
         error: 'the agent or the device went down during the trial',
@@ -62,11 +61,13 @@ export function rollBack(state: State, failure: Failure): void {
   killPoint('rollback.discarded')
 }
 
-// A supervisor that was killed leaves a trial that may hang, deaf to the end of its standard input.
-async function killTrial({ process: trial }: UpgradeRecord): Promise<void> {
-  if (!trial || !(await isSameProcess(trial.pid, trial.startTime))) return
+// A supervisor that was killed leaves a trial that may hang, deaf to the end of its standard input. True when
+// there was one and it is gone.
+async function killTrial({ process: trial }: UpgradeRecord): Promise<boolean> {
+  if (!trial || !(await isSameProcess(trial.pid, trial.startTime))) return false
   signal(trial.pid, 'SIGKILL')
   for (const end = Date.now() + killGiveUpMs; Date.now() < end; await delay(killPollMs)) {
-    if (!(await isSameProcess(trial.pid, trial.startTime))) return
+    if (!(await isSameProcess(trial.pid, trial.startTime))) return true
   }
+  return false
 }

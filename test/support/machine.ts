@@ -165,9 +165,10 @@ export class Machine {
     )
   }
 
-  /** As a service manager does: what ended is started again. */
-  keepUp(): void {
-    if (!this.runs) this.start()
+  /** As a service manager does: what ended is started again, until this is disposed of. */
+  keptUp(): Disposable {
+    const timer = setInterval(() => this.runs || this.start(), 50)
+    return { [Symbol.dispose]: () => clearInterval(timer) }
   }
 
   /** A file of the state folder, as JSON; undefined where there is none. */
