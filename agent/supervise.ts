@@ -134,7 +134,7 @@ async function runTrial(state: State, log: Log, stopping: AbortSignal): Promise<
 function startChild(state: State, file: string, more: NodeJS.ProcessEnv): ChildProcess {
   const self = selfCommand(['run', '--state', state.dir])
   const compiled = self.file === installedProgram()
-  const { [trial]: _, BUN_BE_BUN: __, ...env } = process.env
+  const { [trial]: _, BUN_BE_BUN: __, BUN_OPTIONS: ___, ...env } = process.env
   // The child reads end of file on its stdin when this process is gone, however it went.
   const child = spawn(compiled ? file : self.file, self.args, {
     stdio: ['pipe', 'inherit', more[trial] === undefined ? 'inherit' : 'pipe'],
