@@ -79,7 +79,7 @@ describe('a shell', () => {
     operator.type('exit 7\n')
     assert.equal(await operator.ended(), 'the shell has ended')
     assert.deepEqual(operator.exit, { exitCode: 7, signal: '' })
-    assert.equal(operator.closed?.code, 1000)
+    assert.equal(await until('its socket to close', () => operator.closed?.code), 1000)
     const row = await endOf(operator.id)
     assert.deepEqual(
       [row.endReason, row.exitCode, row.userEmail],

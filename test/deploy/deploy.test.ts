@@ -81,6 +81,7 @@ function deploy(
     ENGINE_CALLS: callsFile,
     RELEASES_DIR: join(folder, 'releases'),
     RELEASE_KEYS_DIR: join(folder, 'release-keys'),
+    HUB_REPLICAS: '2',
     DEPLOY_WAIT_SECONDS: '3',
     NODE_COMPILE_CACHE: join(folder, 'compiled'),
     ...env,

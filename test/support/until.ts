@@ -1,11 +1,14 @@
 // Waiting for a fact, with a deadline: what tests use instead of sleeping.
 import { setTimeout as sleep } from 'node:timers/promises'
 
-/** Resolves with the first value that is neither undefined, null nor false; fails by name at the deadline. */
+/**
+ * Resolves with the first value that is neither undefined, null nor false; fails by name at the deadline. That is
+ * there to end a hang: a disk that is busy with other tests may hold up a commit for seconds.
+ */
 export async function until<T>(
   what: string,
   fact: () => T | Promise<T>,
-  deadlineMs = 20_000,
+  deadlineMs = 60_000,
 ): Promise<NonNullable<Exclude<T, false>>> {
   const endMs = performance.now() + deadlineMs
   for (let waitMs = 1; ; waitMs = Math.min(50, waitMs * 2)) {
