@@ -6,7 +6,7 @@ import { setTimeout as delay } from 'node:timers/promises'
 export async function until<T>(
   look: () => T | undefined | null | false | Promise<T | undefined | null | false>,
   what: string,
-  ms = 15_000,
+  ms = 60_000,
 ): Promise<T> {
   for (const end = Date.now() + ms; ; await delay(10)) {
     const found = await look()

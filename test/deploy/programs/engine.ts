@@ -42,7 +42,11 @@ function run(): number {
     case 'inspect':
       return inspect(rest)
     case 'exec':
-      return print(state.containers[rest[0] ?? '']?.image.replace(/^.*:/, '').replace(/-[0-9a-f]{12}(-changed)?$/, ''))
+      return print(
+        state.containers[rest[0] ?? '']?.image
+          .replace(/^.*:/, '')
+          .replace(/-[0-9a-f]{12}(-changed)?$/, ''),
+      )
     case 'stop':
       return state.containers[rest.at(-1) ?? ''] ? 0 : 1
     case 'rm':
