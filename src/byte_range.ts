@@ -23,7 +23,7 @@ export function selectBytes(
   // Another file than the one that was begun: from the start. A date proves nothing.
   if (ifRange !== '' && ifRange !== etag) return whole
   // Several ranges, other units and what is malformed may be ignored, and are.
-  const match = /^bytes=(\d{0,15})-(\d{0,15})$/.exec(range.replaceAll(/[ \t]/g, ''))
+  const match = /^bytes=(\d{0,40})-(\d{0,40})$/i.exec(range.replaceAll(/[ \t]/g, ''))
   const [, first = '', last = ''] = match ?? []
   if (first === '' && last === '') return whole
   if (first === '') {

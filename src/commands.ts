@@ -355,7 +355,8 @@ with i as (
     resource_id, device_id, result, ip, user_agent, request_id, details)
   select audit_id, device_org, at, 'user', user_id, email, 'command.create', 'command', id::text,
     device_id, 'success', ip, user_agent, request_id,
-    jsonb_build_object('after', jsonb_build_object('action', action, 'deviceId', device_id))
+    jsonb_build_object('after', jsonb_build_object('action', action, 'deviceId', device_id)
+      || case action when 'upgrade_agent' then payload::jsonb else '{}' end)
   from a where accepted
 ), e as (
   insert into events (id, org_id, type, at, site_id, data)

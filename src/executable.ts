@@ -23,6 +23,55 @@ export function platformOf(header: Buffer): Platform | undefined {
   return elf(header) ?? mach(header) ?? pe(header)
 }
 
+/**
+ * The least size of a file with this header, by what it says of its own parts: one that is shorter was cut off.
+ * Zero where the header says nothing, or lists parts beyond the bytes that are given.
+ */
+export function declaredBytes(header: Buffer): number {
+  const platform = platformOf(header)
+  try {
+    if (platform?.os === 'linux') return elfBytes(header)
+    if (platform?.os === 'darwin') return machBytes(header)
+    if (platform?.os === 'windows') return peBytes(header)
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error
+  }
+  return 0
+}
+
+/** Where the table of sections ends: it stands last. */
+function elfBytes(header: Buffer): number {
+  const table = Number(header.readBigUInt64LE(0x28))
+  return table + header.readUInt16LE(0x3a) * header.readUInt16LE(0x3c)
+}
+
+/** Where the farthest segment (LC_SEGMENT_64) ends. */
+function machBytes(header: Buffer): number {
+  let most = 0
+  let at = 32
+  for (let left = header.readUInt32LE(16); left > 0; left--) {
+    if (header.readUInt32LE(at) === 0x19) {
+      const end = header.readBigUInt64LE(at + 40) + header.readBigUInt64LE(at + 48)
+      most = Math.max(most, Number(end))
+    }
+    const bytes = header.readUInt32LE(at + 4)
+    if (bytes === 0) break
+    at += bytes
+  }
+  return most
+}
+
+/** Where the farthest section ends. */
+function peBytes(header: Buffer): number {
+  const begin = header.readUInt32LE(60)
+  let most = 0
+  let at = begin + 24 + header.readUInt16LE(begin + 20)
+  for (let left = header.readUInt16LE(begin + 6); left > 0; left--, at += 40) {
+    most = Math.max(most, header.readUInt32LE(at + 16) + header.readUInt32LE(at + 20))
+  }
+  return most
+}
+
 function elf(header: Buffer): Platform | undefined {
   if (header.length < 20 || header.toString('latin1', 0, 4) !== '\x7fELF') return undefined
   const [wide, little, type] = [header[4], header[5], header.readUInt16LE(16)]

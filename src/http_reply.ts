@@ -25,7 +25,9 @@ export function sendReply(
     else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
     // Merged: of two rates that speak, the refusing one alone is told.
     writeHeaders(res, { ...moreHeaders, ...reply.headers })
-    if (reply.stream) {
+    // Its length would be that of the body which is not sent.
+    if (reply.status === 304) res.endWithoutBody()
+    else if (reply.stream) {
       if (headOnly) res.endWithoutBody()
     } else if (reply.bytes) {
       if (headOnly) res.endWithoutBody(reply.bytes.length)

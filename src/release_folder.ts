@@ -142,7 +142,9 @@ async function proveBinary(
   const plain = await proveFile(path, file.name, file, measure, (found) => {
     const { platform } = found
     if (platform?.os === file.os && platform.arch === file.arch) return
-    const instead = platform ? `an executable for ${platform.os}/${platform.arch}` : 'no executable'
+    const instead = platform
+      ? `an executable for ${platform.os}/${platform.arch}`
+      : 'no executable, or one that was cut off'
     const message = `is ${instead}, and is to be one for ${file.os}/${file.arch}`
     throw new Wrong('WRONG_PLATFORM', file.name, message)
   })

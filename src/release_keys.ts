@@ -53,7 +53,14 @@ export async function readReleaseKeys(folder: string, before: ReleaseKeys): Prom
   if (!names.includes(listName)) return { stamp, keys, list: null, refused }
   const list = await readList(join(folder, listName), keys)
   if (typeof list !== 'string') return { stamp, keys: list.keys, list, refused }
-  return { stamp, keys, list: null, refused: [...refused, refusal(listName, 'KEY_LIST', list)] }
+  // Without the list keys would count again that it had left out, perhaps because they were stolen.
+  const message = `${list}. No key counts until that is put right or the file is taken away`
+  return {
+    stamp,
+    keys: [],
+    list: null,
+    refused: [...refused, refusal(listName, 'KEY_LIST', message)],
+  }
 }
 
 const listName = 'keys.json'

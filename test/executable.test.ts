@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
-import { closeSync, openSync, readSync } from 'node:fs'
+import { closeSync, fstatSync, openSync, readSync } from 'node:fs'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { headerBytes, platformOf } from '../src/executable.ts'
+import { declaredBytes, headerBytes, platformOf } from '../src/executable.ts'
 
 test('the program that runs this test is told by its header', () => {
   const header = Buffer.alloc(headerBytes)
@@ -12,6 +12,30 @@ test('the program that runs this test is told by its header', () => {
   const os = { linux: 'linux', darwin: 'darwin', win32: 'windows' }[process.platform as 'linux']
   const arch = { x64: 'amd64', arm64: 'arm64' }[process.arch as 'x64']
   assert.deepEqual(platformOf(header), { os, arch })
+})
+
+test('a program is as long as its header says, and cut off where it is shorter', () => {
+  const header = Buffer.alloc(headerBytes)
+  const file = openSync(process.execPath, 'r')
+  readSync(file, header)
+  const { size } = fstatSync(file)
+  closeSync(file)
+  const declared = declaredBytes(header)
+  assert.ok(declared > headerBytes && declared <= size, `${declared} of ${size}`)
+  assert.equal(declaredBytes(Buffer.from('#!/bin/sh')), 0)
+  const segment = mach(0x0100000c)
+  const command = Buffer.alloc(72)
+  command.writeUInt32LE(0x19, 0)
+  command.writeUInt32LE(72, 4)
+  command.writeBigUInt64LE(16_384n, 40)
+  command.writeBigUInt64LE(1_000n, 48)
+  segment.writeUInt32LE(1, 16)
+  assert.equal(declaredBytes(Buffer.concat([segment, command])), 17_384)
+  const section = pe(0x8664)
+  section.writeUInt16LE(1, 0x80 + 6)
+  section.writeUInt32LE(512, 0x80 + 24 + 16)
+  section.writeUInt32LE(1024, 0x80 + 24 + 20)
+  assert.equal(declaredBytes(section), 1_536)
 })
 
 test('executables of every platform are told apart', () => {
@@ -39,7 +63,9 @@ test('no header makes it fail', () => {
   const starts = [Buffer.alloc(0), elf(0x3e), mach(0x0100000c), pe(0x8664)]
   fc.assert(
     fc.property(fc.constantFrom(...starts), fc.uint8Array({ maxLength: 200 }), (start, rest) => {
-      platformOf(Buffer.concat([start.subarray(0, rest.length), rest]))
+      const header = Buffer.concat([start.subarray(0, rest.length), rest])
+      platformOf(header)
+      declaredBytes(header)
     }),
   )
 })

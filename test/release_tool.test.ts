@@ -324,6 +324,12 @@ describe('sign', () => {
       /is an executable for linux\/arm64, and its name says linux\/amd64/,
       (folder) => writeFileSync(join(folder, good), elfBytes('arm64', 1000)),
     ],
+    [
+      'cut off',
+      /is no executable, or one that was cut off/,
+      (folder) =>
+        writeFileSync(join(folder, good), readFileSync(process.execPath).subarray(0, 5000)),
+    ],
     ['a script', /is no executable/, (folder) => writeFileSync(join(folder, good), '#!/bin/sh\n')],
     [
       'misnamed',

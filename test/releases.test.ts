@@ -340,6 +340,8 @@ test('a signed list takes the place of the keys beside it; any other is refused'
     )
     assert.equal(body.keyList, null)
     await releasesOnce(hub, 'the refusal', isRefused('7.0.0', 'UNKNOWN_KEY'))
+    // Nor does what the list might have left out.
+    await releasesOnce(hub, '1.0.0 to be refused', isRefused('1.0.0', 'UNKNOWN_KEY'))
   }
   const good = list(key)
   writeFileSync(path, JSON.stringify(good))

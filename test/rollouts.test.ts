@@ -678,5 +678,7 @@ test('the platform rolls out over organizations; what is in it is nobody else’
     platform,
   )
   assert.equal(own.body.counts.total, 1)
-  assert.equal(outcome(await create({ orgId: elsewhere })), '404 NOT_FOUND')
+  assert.equal(outcome(await create({ orgId: elsewhere, filter: {} })), '404 NOT_FOUND')
+  // A fleet is never meant by leaving something out.
+  assert.equal(outcome(await create({}, platform)), '400 VALIDATION_ERROR')
 })

@@ -2,7 +2,7 @@
 // knows no key and judges nothing.
 import { createHash } from 'node:crypto'
 import { setPriority } from 'node:os'
-import { headerBytes, platformOf, type Platform } from '../src/executable.ts'
+import { declaredBytes, headerBytes, platformOf, type Platform } from '../src/executable.ts'
 import { limits } from '../src/limits.ts'
 import { openRegular, stampOf, type OpenFile } from '../src/release_files.ts'
 
@@ -59,6 +59,7 @@ async function read({ handle, stats }: OpenFile): Promise<Measured | Unmeasured>
   }
   const stamp = stampOf(stats)
   if (stampOf(await handle.stat({ bigint: true })) !== stamp) return { failed: 'CHANGING' }
-  const platform = (header && platformOf(header)) ?? null
+  const whole = header !== undefined && size >= declaredBytes(header) ? header : undefined
+  const platform = (whole && platformOf(whole)) ?? null
   return { stamp, size, sha256: hash.digest('hex'), platform }
 }

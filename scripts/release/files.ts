@@ -10,7 +10,7 @@ import {
   createZstdDecompress,
   type ZstdOptions,
 } from 'node:zlib'
-import { headerBytes, platformOf, type Platform } from '../../src/executable.ts'
+import { declaredBytes, headerBytes, platformOf, type Platform } from '../../src/executable.ts'
 import { Refusal } from './refusal.ts'
 
 export interface Measured {
@@ -58,7 +58,9 @@ export async function platformOfFile(path: string): Promise<Platform | undefined
   const file = await open(path)
   try {
     const { buffer, bytesRead } = await file.read(Buffer.alloc(headerBytes))
-    return platformOf(buffer.subarray(0, bytesRead))
+    const header = buffer.subarray(0, bytesRead)
+    const { size } = await file.stat()
+    return size < declaredBytes(header) ? undefined : platformOf(header)
   } finally {
     await file.close()
   }

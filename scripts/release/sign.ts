@@ -76,7 +76,9 @@ async function signedFile(folder: string, name: string, key: KeyObject): Promise
   await requireFile(path)
   const found = await platformOfFile(path)
   if (found === undefined || nameOf(found) !== nameOf(platform)) {
-    const instead = found ? `an executable for ${nameOf(found)}` : 'no executable'
+    const instead = found
+      ? `an executable for ${nameOf(found)}`
+      : 'no executable, or one that was cut off'
     throw new Refusal(`${path} is ${instead}, and its name says ${nameOf(platform)}`)
   }
   const facts = { ...platform, ...(await measure(path)) }

@@ -22,7 +22,7 @@ export const NewRollout = Type.Object({
     }),
   ),
   version: Type.String({ pattern: versionPattern, maxLength: versionLengthMax }),
-  filter: Type.Optional(RolloutFilter),
+  filter: RolloutFilter,
   groups: Type.Array(Type.Object(groupSettings, { additionalProperties: false }), {
     minItems: 1,
     maxItems: limits.rolloutGroupsMax,
@@ -124,7 +124,7 @@ function sum(numbers: readonly number[]): number {
 
 async function planOf(ctx: Context, { actor, body }: NewRolloutCall): Promise<Plan> {
   const platforms = ctx.releases.platformsOf(body.version).map(({ os, arch }) => `${os}/${arch}`)
-  const { deviceIds, ...filter } = body.filter ?? {}
+  const { deviceIds, ...filter } = body.filter
   const orgId = actor.orgId ?? body.orgId ?? filter.orgId ?? null
   if (body.orgId !== undefined) await requireOrganization(ctx.db, actor, body.orgId)
   const where = targetConditions({ orgId, siteIds: actor.siteIds }, filter)
@@ -188,7 +188,7 @@ async function insertRollout(
       id,
       orgId,
       body.version,
-      JSON.stringify(body.filter ?? {}),
+      JSON.stringify(body.filter),
       platforms,
       body.timeoutSeconds ?? limits.upgradeTimeoutSeconds,
       body.expiresInSeconds ?? limits.expiresSecondsDefault,
@@ -261,7 +261,7 @@ async function insertDevices(tx: Queryable, body: NewRolloutBody, plan: Plan): P
 }
 
 async function recordCreate(tx: Queryable, call: NewRolloutCall, { id, orgId }: Plan) {
-  const { version, groups, filter = {} } = call.body
+  const { version, groups, filter } = call.body
   const { deviceIds, ...rest } = filter
   const whom = deviceIds === undefined ? rest : { ...rest, devices: deviceIds.length }
   await insertAudit(tx, [
