@@ -1,6 +1,8 @@
 // What runs in a terminal: the login shell of whoever the agent runs as, with an environment of its own.
 
-import { homedir, userInfo } from 'node:os'
+import { existsSync } from 'node:fs'
+import { homedir } from 'node:os'
+import { ownAccount } from './account.ts'
 import { findProgram } from './programs.ts'
 import type { TerminalSize } from '../src/terminal_frames.ts'
 import type { PtyProgram } from './pty.ts'
@@ -8,15 +10,15 @@ import type { PtyProgram } from './pty.ts'
 /** The shell of a new terminal. */
 export function loginShell(size: TerminalSize): PtyProgram {
   const env = shellEnv()
-  const cwd = homedir()
   if (process.platform === 'win32') {
     const file = findProgram('powershell') ?? process.env['COMSPEC'] ?? 'cmd.exe'
-    return { file, args: [], cwd, env, size }
+    return { file, args: [], cwd: homedir(), env, size }
   }
-  const { shell, username } = userInfo()
-  const file = shell || '/bin/sh'
-  const own = { SHELL: file, USER: username, LOGNAME: username, HOME: cwd }
-  return { file, args: ['-l'], cwd, env: { ...env, ...own }, size }
+  const { name, home, shell } = ownAccount()
+  const own = { SHELL: shell, USER: name, LOGNAME: name, HOME: home }
+  // As `login` does it where there is no home.
+  const cwd = existsSync(home) ? home : '/'
+  return { file: shell, args: ['-l'], cwd, env: { ...env, ...own }, size }
 }
 
 /** The agent's environment without what is the agent's own, or its runtime's. */

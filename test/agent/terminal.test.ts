@@ -2,8 +2,10 @@
 // send, how long it waits for a hub that is away, and that no shell outlives it.
 
 import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import fc from 'fast-check'
+import { accountOf } from '../../agent/account.ts'
 import { shellEnv } from '../../agent/shell.ts'
 import { terminalsMax } from '../../agent/limits.ts'
 import { newId } from '../../src/ids.ts'
@@ -26,11 +28,11 @@ const size = encodeSize({ cols: 80, rows: 24 }, false)
 const again = encodeSize({ cols: 80, rows: 24 }, true)
 
 /** An agent, and the terminals' side of its hub. */
-async function startWatched() {
+async function startWatched(env: Record<string, string | undefined> = {}) {
   const folder = makeFolder()
   const hub = await startFakeHub()
   await enrollAt(hub.url, folder.path)
-  const agent = startAgent(folder.path)
+  const agent = startAgent(folder.path, [], env)
   await hub.welcomed()
   const frames = () =>
     hub.peers.flatMap((peer) => peer.binary.map((bytes) => decodeFrame(bytes))).filter(isFrame)
@@ -93,6 +95,26 @@ test('a shell is begun once, however often it is asked for, and replays what is 
     'the replay',
   )
   assert.equal(data.seq, bytes - 5)
+})
+
+test('a service’s agent, which has but a path, runs the shell of its account', async () => {
+  const none = Object.fromEntries(Object.keys(process.env).map((name) => [name, undefined]))
+  await using t = await startWatched({ ...none, PATH: '/usr/bin:/bin' })
+  const own = accountOf(readFileSync('/etc/passwd', 'utf8'), process.geteuid?.() ?? -1)
+  const id = newTerminal()
+  t.say('open', id, 0, size)
+  const answer = await until(
+    () => t.frames().find(({ kind }) => kind === 'opened' || kind === 'close'),
+    'an answer',
+  )
+  assert.equal(answer.kind, 'opened', decodeText(answer.body))
+  const line = 'stty -echo; echo "<$USER $LOGNAME $HOME $SHELL $PWD>"\n'
+  t.say('data', id, 0, Buffer.from(line))
+  const said = await until(
+    () => /<(\S+) (\S+) (\S+) (\S+) (\S+)>\r\n/.exec(t.shown(id)),
+    'who it is',
+  )
+  assert.deepEqual(said.slice(1), [own?.name, own?.name, own?.home, own?.shell, own?.home])
 })
 
 test('a session that it does not know is not begun by going on with it', async () => {
@@ -160,6 +182,23 @@ test('what no program reads is bounded, and nonsense harms nothing', async () =>
       .map(({ seq }) => seq),
   )
   assert.ok(acked <= begin + windowBytes, `${acked} is acknowledged, though nobody reads`)
+})
+
+test('an account is found by its number in any list', () => {
+  const text = [
+    '# root:x:0:0:no account:/nowhere:/bin/no',
+    'nobody:x:65534:65534::/nonexistent:/usr/sbin/nologin',
+    '+@ldap::::::',
+    '',
+    'short:x:7',
+    'root:x:0:0:the, first:/root:/bin/zsh\r',
+    'toor:x:0:0:::/bin/csh',
+    'plain:x:7:7:::',
+  ].join('\n')
+  assert.deepEqual(accountOf(text, 0), { name: 'root', home: '/root', shell: '/bin/zsh' })
+  assert.deepEqual(accountOf(text, 7), { name: 'plain', home: '', shell: '' })
+  assert.equal(accountOf(text, 70), undefined)
+  assert.equal(accountOf('', 0), undefined)
 })
 
 test('the shell’s environment has nothing of the agent’s own', () => {

@@ -58,8 +58,15 @@ export async function enrollAt(hubUrl: string, state: string): Promise<void> {
   assert.equal(code, 0, stderr)
 }
 
-/** Starts `run` on an enrolled state folder; `await using` stops it, and its supervised child. */
-export function startAgent(state: string, args: string[] = [], env: Record<string, string> = {}) {
+/**
+ * Starts `run` on an enrolled state folder; `await using` stops it, and its supervised child. What is undefined in
+ * `env` is not in its environment.
+ */
+export function startAgent(
+  state: string,
+  args: string[] = [],
+  env: Record<string, string | undefined> = {},
+) {
   const child = spawn(program, [...programArgs, 'run', '--state', state, ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, ...env },
