@@ -126,6 +126,7 @@ class Session {
   tries = 0
   exit
   waiting
+  unanswered = false
 
   async begin() {
     const { cols, rows } = screen
@@ -184,18 +185,26 @@ class Session {
     this.socket = socket
     socket.binaryType = 'arraybuffer'
     socket.addEventListener('open', () => this.client.connected((frame) => socket.send(frame)))
-    socket.addEventListener('message', ({ data }) => this.client.receive(new Uint8Array(data)))
+    socket.addEventListener('message', ({ data }) => this.receive(new Uint8Array(data)))
     socket.addEventListener('close', ({ code }) => this.lost(socket, code))
   }
 
   opened() {
     this.tries = 0
+    this.unanswered = false
     tell('Connected')
+  }
+
+  receive(message) {
+    this.client.receive(message)
+    // What was typed is confirmed: the device is back.
+    if (this.unanswered && !this.over && this.client.unconfirmed === 0) this.opened()
   }
 
   lost(socket, code) {
     if (this.over || socket !== this.socket) return
     this.client.disconnected()
+    this.unanswered = false
     // To take it back by itself would be a fight between two windows.
     if (code === 4002) return tell('Opened in another window', { again: 'Continue here' })
     this.retry()
@@ -212,6 +221,7 @@ class Session {
     this.waiting = undefined
     if (this.over || this.client.unconfirmed === 0) return
     if (this.socket.readyState === WebSocket.OPEN) {
+      this.unanswered = true
       tell('The device does not answer. What you type waits for it.', { bad: true })
     }
     this.waiting = setTimeout(() => this.look(), answerMsMax)

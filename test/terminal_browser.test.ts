@@ -197,6 +197,8 @@ test(
     await state(page, 'The device does not answer')
     process.kill(agent.pid, 'SIGCONT')
     await shows(page, /late-2/)
+    // Nothing more is typed: the words go by themselves.
+    await state(page, 'Connected')
     await page.keyboard.type('exit 5\n')
     await state(page, 'Ended: exit code 5')
     await page.getByRole('button', { name: 'Open a new terminal' }).click()
