@@ -349,7 +349,7 @@ export const limits = {
   // ---- terminals
   /** Sessions of a device: three windows of an operator, or three operators. */
   terminalsPerDeviceMax: 3,
-  /** Sessions of a hub: up to a window of 256 KiB waits in the operator's socket, 1 MiB in its recording. */
+  /** Sessions of a hub: up to a window of 256 KiB waits in the operator's socket, 1 MiB and a window in its recording. */
   terminalsMax: 500,
   /** Without operator or agent a session ends after this: a laptop that moves to another network is back. */
   terminalAbsenceSeconds: 120,
@@ -371,8 +371,14 @@ export const limits = {
   foreignFrameSendersMax: 1_000,
   /** Lines of a recording are written together this often. */
   recordingFlushMs: 500,
-  /** Waiting to be written per session while PostgreSQL is away; further output leaves a mark. */
+  /** So much of one session is written at once: a flood reaches it many times before the next flush. */
+  recordingFlushChars: 256 * 1024,
+  /** Waiting to be written per session while PostgreSQL can't keep up; beyond it the device waits. */
   recordingWaitingCharsMax: 1024 * 1024,
+  /** One piece of a recording: a row that is still read and sent in one go. */
+  recordingChunkCharsMax: 1024 * 1024,
+  /** Recordings of one statement: no more are added once it holds this. */
+  recordingWriteChars: 4 * 1024 * 1024,
   /** A recording ends here, with a mark: hours of work, or minutes of a flood. */
   recordingBytesMax: 64 * 1024 * 1024,
   /** Pieces of a recording read at once, up to 1 MiB each. */

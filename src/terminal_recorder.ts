@@ -1,5 +1,5 @@
 // Recordings of terminals: output as lines of an asciicast (version 2), written in batches off the way of the
-// bytes. Bounded per session, and while PostgreSQL is away; what is left out is told in the recording itself.
+// bytes. Nothing is left out: while PostgreSQL can't keep up, a session's output waits on its device.
 import type { Queryable } from './db.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
@@ -11,66 +11,115 @@ export class Recording {
   private readonly terminalId: string
   private readonly startedMs = performance.now()
   private readonly decoder = new TextDecoder()
-  private lines = ''
+  private readonly written: () => void
+  private lines: string[] = []
+  private chars = 0
   private seq = 0
   private bytes = 0
-  private gap = false
   private full = false
+  /** What is being written, and how many lines it holds. */
+  private taken: { chunk: RecordingChunk; count: number } | undefined
+  /** A size that waits for room: of many the last one counts. */
+  private size: TerminalSize | undefined
 
-  constructor(terminalId: string) {
+  /** `written` is told whenever a part of it is stored. */
+  constructor(terminalId: string, written: () => void) {
     this.terminalId = terminalId
+    this.written = written
   }
 
   get waiting(): boolean {
-    return this.lines !== ''
+    return this.chars > 0
+  }
+
+  /** So much waits that it is to be written now. */
+  get urgent(): boolean {
+    return this.chars >= limits.recordingFlushChars
+  }
+
+  /** Whether the device may go on; what is on its way, a window at most, is taken all the same. */
+  get hasRoom(): boolean {
+    return this.chars <= limits.recordingWaitingCharsMax
+  }
+
+  /** Whether everything that was shown is in it. */
+  get complete(): boolean {
+    return !this.full
   }
 
   output(bytes: Uint8Array): void {
     // A character may come in two pieces.
-    const text = this.decoder.decode(bytes, { stream: true })
-    if (this.full || text === '') return
-    if (this.lines.length > limits.recordingWaitingCharsMax) {
-      this.gap = true
-      return
+    this.add('o', this.decoder.decode(bytes, { stream: true }))
+  }
+
+  resize(size: TerminalSize): void {
+    if (this.hasRoom) this.add('r', `${size.cols}x${size.rows}`)
+    else this.size = size
+  }
+
+  /** Nothing comes any more: half a character at the end is told as such. */
+  end(): void {
+    this.add('o', this.decoder.decode())
+  }
+
+  /** What is to be written now; the very same again until `stored`, because it may be stored already. */
+  take(): RecordingChunk | undefined {
+    if (this.lines.length === 0) return undefined
+    this.taken ??= this.nextChunk()
+    return this.taken.chunk
+  }
+
+  /** What was taken is stored. */
+  stored(): void {
+    if (this.taken === undefined) return
+    this.seq++
+    this.lines.splice(0, this.taken.count)
+    this.chars -= this.taken.chunk.lines.length
+    this.taken = undefined
+    const { size } = this
+    this.size = undefined
+    if (size) this.resize(size)
+    this.written()
+  }
+
+  private nextChunk(): { chunk: RecordingChunk; count: number } {
+    let chars = 0
+    let count = 0
+    for (const { length } of this.lines) {
+      if (count > 0 && chars + length > limits.recordingChunkCharsMax) break
+      chars += length
+      count++
     }
-    if (this.gap) this.add('m', 'output is missing here: the database did not answer')
-    this.gap = false
-    this.add('o', text)
+    const lines = this.lines.slice(0, count).join('')
+    return { chunk: { terminalId: this.terminalId, seq: this.seq, lines }, count }
+  }
+
+  private add(kind: 'o' | 'r', text: string): void {
+    if (this.full || text === '') return
+    this.push(kind, text)
     if (this.bytes <= limits.recordingBytesMax) return
     this.full = true
-    this.add('m', `the recording ends here: it may hold ${limits.recordingBytesMax} bytes`)
+    this.push('m', `the recording ends here: it may hold ${limits.recordingBytesMax} bytes`)
   }
 
-  resize({ cols, rows }: TerminalSize): void {
-    if (!this.full) this.add('r', `${cols}x${rows}`)
-  }
-
-  /** What is to be written now; the same again until `written`. */
-  take(): RecordingChunk | undefined {
-    if (this.lines === '') return undefined
-    return { terminalId: this.terminalId, seq: this.seq, lines: this.lines }
-  }
-
-  /** A chunk is stored. */
-  written({ lines }: RecordingChunk): void {
-    this.seq++
-    this.lines = this.lines.slice(lines.length)
-  }
-
-  private add(kind: 'o' | 'm' | 'r', text: string): void {
+  private push(kind: 'o' | 'm' | 'r', text: string): void {
     const seconds = Math.round(performance.now() - this.startedMs) / 1000
     const line = `${JSON.stringify([seconds, kind, text])}\n`
-    this.lines += line
+    this.lines.push(line)
+    this.chars += line.length
     this.bytes += Buffer.byteLength(line)
   }
 }
 
-/** Writes what recordings hold, all of them in one statement. */
+/** Writes what recordings hold, many of them in one statement, one statement at a time. */
 export class Recorder {
+  /** Those that were written last come last. */
   private readonly recordings = new Set<Recording>()
   private timer: NodeJS.Timeout | undefined
   private writing: Promise<void> | undefined
+  private flushing = false
   private failing = false
+  private closed = false
   private readonly db: Queryable
   private readonly log: Logger
 
@@ -79,59 +128,81 @@ export class Recorder {
     this.log = log
   }
 
-  begin(terminalId: string): Recording {
-    const recording = new Recording(terminalId)
+  begin(terminalId: string, written: () => void): Recording {
+    const recording = new Recording(terminalId, written)
     this.recordings.add(recording)
     return recording
   }
 
   /** Call it after every change: what comes within the next while is written together. */
-  touched(): void {
-    this.timer ??= setTimeout(() => void this.flush(), limits.recordingFlushMs)
+  touched(recording: Recording): void {
+    if (!recording.waiting) return
+    if (recording.urgent && !this.failing) void this.flush()
+    else this.later()
   }
 
   /** Writes the rest of a recording and lets go of it. Throws while PostgreSQL is away; call it again. */
   async finish(recording: Recording): Promise<void> {
-    // Never two writes at once: the second would hold what the first has not confirmed.
-    while (this.writing) await this.writing
-    while (recording.waiting)
-      await (this.writing = this.write([recording]).finally(() => this.idle()))
+    recording.end()
+    while (recording.waiting) await this.write()
     this.recordings.delete(recording)
   }
 
   close(): void {
+    this.closed = true
     clearTimeout(this.timer)
   }
 
+  private later(): void {
+    if (!this.closed) this.timer ??= setTimeout(() => void this.flush(), limits.recordingFlushMs)
+  }
+
   private async flush(): Promise<void> {
+    clearTimeout(this.timer)
     this.timer = undefined
-    if (this.writing) return this.touched()
-    const waiting = [...this.recordings].filter((recording) => recording.waiting)
-    if (waiting.length === 0) return
-    this.writing = this.write(waiting).finally(() => this.idle())
+    if (this.flushing) return
+    this.flushing = true
     try {
-      await this.writing
+      do await this.write()
+      while (this.some(({ urgent }) => urgent))
       this.failing = false
     } catch (error) {
       if (!this.failing) this.log.warn({ err: error }, 'recordings can not be written; tried again')
       this.failing = true
-      this.touched()
+    } finally {
+      this.flushing = false
     }
+    if (this.some(({ waiting }) => waiting)) this.later()
   }
 
-  private async write(recordings: readonly Recording[]): Promise<void> {
-    const taken = recordings.flatMap((recording) => {
+  private some(has: (recording: Recording) => boolean): boolean {
+    return [...this.recordings].some(has)
+  }
+
+  /** The write under way, or the next one: two at once could store one piece twice. */
+  private write(): Promise<void> {
+    this.writing ??= this.writeNext().finally(() => (this.writing = undefined))
+    return this.writing
+  }
+
+  private async writeNext(): Promise<void> {
+    const taken: Recording[] = []
+    const chunks: RecordingChunk[] = []
+    let chars = 0
+    for (const recording of this.recordings) {
       const chunk = recording.take()
-      return chunk ? [{ recording, chunk }] : []
-    })
-    await insertRecordings(
-      this.db,
-      taken.map(({ chunk }) => chunk),
-    )
-    for (const { recording, chunk } of taken) recording.written(chunk)
-  }
-
-  private idle(): void {
-    this.writing = undefined
+      if (chunk === undefined) continue
+      taken.push(recording)
+      chunks.push(chunk)
+      chars += chunk.lines.length
+      if (chars >= limits.recordingWriteChars) break
+    }
+    if (chunks.length === 0) return
+    await insertRecordings(this.db, chunks)
+    for (const recording of taken) {
+      this.recordings.delete(recording)
+      this.recordings.add(recording)
+      recording.stored()
+    }
   }
 }

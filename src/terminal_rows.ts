@@ -62,6 +62,8 @@ export interface TerminalEnd {
   exitCode: number | null
   bytesIn: number
   bytesOut: number
+  /** Whether everything that was shown is in the recording. */
+  recordingComplete: boolean
   /** Who ended it; absent: the hub by itself. */
   by?: AuditSource
 }
@@ -74,19 +76,22 @@ interface EndedRow extends Row {
   userId: string | null
   bytesIn: number | null
   bytesOut: number | null
+  recordingComplete: boolean
 }
 
 const endedColumns = `t.id, t.org_id as "orgId", d.site_id as "siteId", t.device_id as "deviceId",
-  t.user_id as "userId", t.bytes_in::float8 as "bytesIn", t.bytes_out::float8 as "bytesOut"`
+  t.user_id as "userId", t.bytes_in::float8 as "bytesIn", t.bytes_out::float8 as "bytesOut",
+  t.recording_complete as "recordingComplete"`
 
 /** Ends a session; one that has ended stays as it is. */
 export function endTerminal(db: Database, id: string, end: TerminalEnd): Promise<void> {
   return db.transaction(async (tx) => {
     const rows = await tx.query<EndedRow>(
-      `update terminals t set ended_at = now(), end_reason = $2, exit_code = $3, bytes_in = $4, bytes_out = $5
+      `update terminals t set ended_at = now(), end_reason = $2, exit_code = $3, bytes_in = $4, bytes_out = $5,
+         recording_complete = $6
        from devices d where t.id = $1 and t.ended_at is null and d.id = t.device_id
        returning ${endedColumns}`,
-      [id, end.reason, end.exitCode, end.bytesIn, end.bytesOut],
+      [id, end.reason, end.exitCode, end.bytesIn, end.bytesOut, end.recordingComplete],
     )
     await tell(tx, rows, end.reason, end.exitCode, end.by)
   })
@@ -110,7 +115,7 @@ with lost as materialized (
   limit $1
   for update skip locked
 )
-update terminals t set ended_at = now(), end_reason = 'interrupted'
+update terminals t set ended_at = now(), end_reason = 'interrupted', recording_complete = false
 from devices d where t.id = any(array(select id from lost)) and d.id = t.device_id
 returning ${endedColumns}`
 
@@ -122,9 +127,9 @@ async function tell(
   by?: AuditSource,
 ): Promise<void> {
   const ends = rows.map((row) => {
-    const { bytesIn, bytesOut, deviceId, orgId } = row
+    const { bytesIn, bytesOut, recordingComplete, deviceId, orgId } = row
     const resourceId = `term-${row.id}`
-    const details = { reason, exitCode, bytesIn, bytesOut }
+    const details = { reason, exitCode, bytesIn, bytesOut, recordingComplete }
     const subject = { action: 'terminal.end', resourceType: 'terminal', resourceId }
     const entry = { ...subject, orgId, deviceId, details }
     const data = { terminalId: resourceId, deviceId, userId: row.userId, ...details }

@@ -57,8 +57,10 @@ export class TerminalSession {
   /** The agent has answered: it must not begin anew. */
   begun = false
   private readonly output = new Incoming()
-  /** Output that the operator has; input that the agent has, and how far it was passed on. */
+  /** Output that the operator has, and how much of it the agent was told: the rest waits for the recording. */
+  private outputTaken = 0
   private outputAcked = 0
+  /** Input that the agent has, and how far it was passed on. */
   private inputAcked = 0
   private inputSent = 0
   private tickets: Ticket[] = []
@@ -140,8 +142,11 @@ export class TerminalSession {
     }
   }
 
-  /** Whether a frame of the operator goes on to the agent. `flood`: the socket is to be closed. */
-  passesFromOperator({ kind, seq, body }: TerminalFrame): boolean | 'flood' {
+  /**
+   * Whether a frame of the operator goes on to the agent. `flood`: the socket is to be closed. `held`: it is good,
+   * and `releaseOutput` gives another in its place.
+   */
+  passesFromOperator({ kind, seq, body }: TerminalFrame): boolean | 'flood' | 'held' {
     if (!mayPass(this.fromOperatorAllowance)) return 'flood'
     switch (kind) {
       case 'open':
@@ -172,10 +177,24 @@ export class TerminalSession {
     return seq <= this.output.at
   }
 
-  private confirmOutput(seq: number): boolean {
+  /** The confirmation for the agent that was held while the recording had no room. */
+  releaseOutput(): Uint8Array | undefined {
+    if (this.outputTaken <= this.outputAcked || this.isBehind()) return undefined
+    this.outputAcked = this.outputTaken
+    return encodeFrame('ack', this.id, this.outputAcked)
+  }
+
+  // What is not confirmed is bounded, so the agent makes its program wait: nothing is shown that is not recorded.
+  private confirmOutput(seq: number): boolean | 'held' {
     if (seq > this.output.at) return false
-    this.outputAcked = Math.max(this.outputAcked, seq)
+    this.outputTaken = Math.max(this.outputTaken, seq)
+    if (this.isBehind()) return 'held'
+    this.outputAcked = this.outputTaken
     return true
+  }
+
+  private isBehind(): boolean {
+    return this.recording?.hasRoom === false
   }
 
   private takeSize(body: Uint8Array): boolean {

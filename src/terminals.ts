@@ -139,7 +139,7 @@ export class Terminals {
       this.remove(session)
       throw error
     }
-    session.recording = this.recorder.begin(uuid)
+    session.recording = this.recorder.begin(uuid, () => this.goOn(session))
     session.agent = this.lines?.find(device.id)
     this.watch(session)
     // The hub may have begun to stop, or the sign-in have ended, while the row was written.
@@ -215,11 +215,12 @@ export class Terminals {
       return this.end(session, session.exit ? 'exited' : 'closed', { by: source })
     }
     const passes = session.passesFromOperator(frame)
+    if (passes === 'held') return
     if (passes === 'flood') return line.close(closeCodes.rateLimited, 'too much at once')
     if (!passes) return this.drop('refused')
     if (frame.kind === 'open') this.toAgent(session, session.openFrame())
     else this.toAgent(session, bytes)
-    if (frame.kind === 'resize') this.recorder.touched()
+    if (frame.kind === 'resize') this.recorded(session)
   }
 
   // ---- the agent's socket
@@ -266,7 +267,7 @@ export class Terminals {
       return false
     }
     session.operator?.send(bytes)
-    if (session.recording?.waiting) this.recorder.touched()
+    this.recorded(session)
     return true
   }
 
@@ -285,6 +286,16 @@ export class Terminals {
     this.drop('unknown')
     if (kind === 'close') return
     this.lines?.send(conn, encodeFrame('close', id, 0, encodeText('the hub knows no such session')))
+  }
+
+  private recorded({ recording }: TerminalSession): void {
+    if (recording) this.recorder.touched(recording)
+  }
+
+  /** The recording has room again: the device may, too. */
+  private goOn(session: TerminalSession): void {
+    const ack = session.ended ? undefined : session.releaseOutput()
+    if (ack) this.toAgent(session, ack)
   }
 
   private toAgent(session: TerminalSession, frame: Uint8Array): void {
@@ -367,12 +378,16 @@ export class Terminals {
   }
 
   /** Tries until it is written; a hub that stops before leaves it to the sweep of another. */
-  private async writeEnd(session: TerminalSession, end: TerminalEnd): Promise<void> {
+  private async writeEnd(
+    session: TerminalSession,
+    end: Omit<TerminalEnd, 'recordingComplete'>,
+  ): Promise<void> {
     const { db, log } = this.options
     for (let tries = 0; ; tries++) {
       try {
         if (session.recording) await this.recorder.finish(session.recording)
-        await endTerminal(db, session.id.slice('term-'.length), end)
+        const recordingComplete = session.recording?.complete ?? false
+        await endTerminal(db, session.id.slice('term-'.length), { ...end, recordingComplete })
         return
       } catch (error) {
         if (tries === 0) log.warn({ err: error }, 'the end of a terminal can not be written')

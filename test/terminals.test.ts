@@ -13,6 +13,7 @@ import {
   type FrameKind,
   type TerminalFrame,
 } from '../src/terminal_frames.ts'
+import type { TerminalSession } from '../src/terminal_session.ts'
 import { FakeAgent } from './support/agent.ts'
 import { metricsToken, startHub, type TestHub } from './support/hub.ts'
 import { makeOrganization, makeSite, signedIn, type Person } from './support/people.ts'
@@ -476,7 +477,14 @@ describe('what is written down', () => {
     const [end] = await trail('terminal.end', operator.id)
     assert.deepEqual(start?.details, { cols: 80, rows: 24 })
     const { bytesIn, bytesOut } = row
-    assert.deepEqual(end?.details, { reason: 'closed', exitCode: null, bytesIn, bytesOut })
+    assert.deepEqual(end?.details, {
+      reason: 'closed',
+      exitCode: null,
+      bytesIn,
+      bytesOut,
+      recordingComplete: true,
+    })
+    assert.equal(row.recordingComplete, true)
     assert.deepEqual(
       [end?.actorType, end?.actorId, start?.actorId],
       ['user', row.userId, row.userId],
@@ -530,6 +538,43 @@ describe('what is written down', () => {
     assert.equal(refused.status, 403)
   })
 
+  test('a flood is recorded whole', async () => {
+    const operator = await Operator.open(hub, agent.deviceId)
+    operator.type('stty -echo -onlcr; seq 1 1700000; exit\n')
+    await operator.ended()
+    assert.ok(operator.text.length > 12_000_000)
+    const row = await endOf(operator.id)
+    const { text, marks } = await recordingOf(operator.id)
+    assert.deepEqual([text.length, marks], [operator.text.length, []])
+    assert.ok(text === operator.text, 'the same, byte by byte')
+    assert.deepEqual([row.endReason, row.recordingComplete], ['exited', true])
+  })
+
+  test('the device waits while recordings can’t be written, and nothing is missing', async () => {
+    const operator = await Operator.open(hub, agent.deviceId)
+    const { promise: held, resolve: letGo } = Promise.withResolvers<void>()
+    const { promise: isLocked, resolve: locked } = Promise.withResolvers<void>()
+    const lock = hub.hub.ctx.db.transaction(async (tx) => {
+      await tx.query('lock table terminal_recordings in share mode')
+      locked()
+      await held
+    })
+    await isLocked
+    operator.type('stty -echo -onlcr; seq 1 900000; exit\n')
+    const sessions = Reflect.get(hub.hub.ctx.terminals, 'sessions') as Map<string, TerminalSession>
+    const session = sessions.get(operator.id)
+    // All that the operator has and the agent may send on top of it; then there is no more.
+    await until('the recording to be full', () => session?.recording?.hasRoom === false)
+
+    await hub.get('/devices')
+    assert.ok(operator.text.length < 2 * 1024 * 1024, `${operator.text.length} bytes were shown`)
+    letGo()
+    await lock
+    await operator.ended()
+    assert.equal((await endOf(operator.id)).recordingComplete, true)
+    assert.ok((await recordingOf(operator.id)).text === operator.text, 'the same, byte by byte')
+  })
+
   test('typing and output cost no statement but those of the recording', async () => {
     const operator = await Operator.open(hub, agent.deviceId)
     // Waits until what came with the opening is written.
@@ -551,6 +596,17 @@ describe('what is written down', () => {
     assert.ok(watched.toShards.every((text) => text.includes('"heartbeat"')))
   })
 })
+
+/** What a recording says was shown, and what it says about itself. */
+async function recordingOf(id: string): Promise<{ text: string; marks: string[] }> {
+  const { text } = await hub.get(`/terminals/${id}/recording`)
+  const [, ...lines] = text
+    .trimEnd()
+    .split('\n')
+    .map((line) => JSON.parse(line) as [number, string, string])
+  const of = (kind: string) => lines.filter((line) => line[1] === kind).map((line) => line[2])
+  return { text: Buffer.from(of('o').join('')).toString('latin1'), marks: of('m') }
+}
 
 /** Everything that the front asks of PostgreSQL and of its shards. */
 function watchHub() {

@@ -42,6 +42,9 @@ export const Terminal = Type.Object({
   exitCode: nullable(Type.Integer({ description: 'Of the shell; -1 when a signal ended it.' })),
   bytesIn: nullable(Type.Integer({ description: 'Typed; known at the end.' })),
   bytesOut: nullable(Type.Integer({ description: 'Shown; known at the end.' })),
+  recordingComplete: nullable(
+    Type.Boolean({ description: 'Whether all of it is in the recording; known at the end.' }),
+  ),
 })
 
 const tag = 'terminals'
@@ -170,7 +173,8 @@ function ticketReply(ctx: Context, id: string, ticket: string, expiresMs: number
 
 const columns = `'term-' || t.id as id, t.device_id as "deviceId", t.user_id as "userId",
   t.user_email as "userEmail", t.cols, t.rows, iso(t.started_at) as "startedAt", iso(t.ended_at) as "endedAt",
-  t.end_reason as "endReason", t.exit_code as "exitCode", t.bytes_in as "bytesIn", t.bytes_out as "bytesOut"`
+  t.end_reason as "endReason", t.exit_code as "exitCode", t.bytes_in as "bytesIn", t.bytes_out as "bytesOut",
+  t.recording_complete as "recordingComplete"`
 
 const tables = 'terminals t join devices d on d.id = t.device_id'
 
