@@ -73,8 +73,8 @@ describe('the device', () => {
       version,
       phase: 'pending',
     })
-    const { data } = (await hub.get(`/audit?resourceId=${waiting}&action=command.create`)).body
-    assert.equal(data[0].details.after.version, version, 'the audit says to what')
+    const audit = (await hub.get(`/audit?resourceId=${waiting}&action=command.create`)).body
+    assert.equal(audit.data[0].details.after.version, version, 'the audit says to what')
     await hub.post(`/commands/${waiting}/cancel`)
     assert.equal((await shown(device)).upgrade, null)
 
