@@ -3,7 +3,7 @@
 
 import { execFile } from 'node:child_process'
 import { existsSync, mkdirSync, rmSync, writeFileSync } from 'node:fs'
-import { dirname } from 'node:path'
+import { dirname, join } from 'node:path'
 import { promisify } from 'node:util'
 import { AgentError, describe } from './errors.ts'
 import { findProgram, installedProgram, isCompiled, selfCommand } from './programs.ts'
@@ -24,7 +24,7 @@ export function unitOf(state: State): string {
 export async function install(state: State, root?: string): Promise<string> {
   const systemctl = requireSystemd(root)
   if (root === undefined) requireIdentity(state)
-  const path = unitPath(root)
+  const path = join(root ?? '/', unitPath)
   mkdirSync(dirname(path), { recursive: true })
   writeFileSync(path, unitOf(state), { mode: 0o644 })
   if (root !== undefined) {
@@ -38,18 +38,16 @@ export async function install(state: State, root?: string): Promise<string> {
 }
 
 /** Stops and removes the service; with `purge` the identity and the program too. */
-export async function uninstall(state: State, purge: boolean, root?: string): Promise<string> {
-  const systemctl = requireSystemd(root)
-  const path = unitPath(root)
-  if (!existsSync(path)) throw new AgentError(`${path} is not there: nothing is installed`)
-  const where = root === undefined ? ['--now'] : [`--root=${root}`]
-  await call(systemctl, ['disable', ...where, serviceName])
-  rmSync(path)
-  if (root === undefined) await call(systemctl, ['daemon-reload'])
-  if (!purge) return `${path} is removed. The identity is still in ${state.dir}.`
+export async function uninstall(state: State, purge: boolean): Promise<string> {
+  const systemctl = requireSystemd(undefined)
+  if (!existsSync(unitPath)) throw new AgentError(`${unitPath} is not there: nothing is installed`)
+  await call(systemctl, ['disable', '--now', serviceName])
+  rmSync(unitPath)
+  await call(systemctl, ['daemon-reload'])
+  if (!purge) return `${unitPath} is removed. The identity is still in ${state.dir}.`
   rmSync(state.dir, { recursive: true, force: true })
   for (const program of ownPrograms()) rmSync(program, { force: true })
-  return `${path}, ${state.dir} and the program are removed.`
+  return `${unitPath}, ${state.dir} and the program are removed.`
 }
 
 /** Every file of this program: itself, and what an upgrade keeps beside it. */

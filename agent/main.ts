@@ -1,12 +1,14 @@
 // The command line: arguments in, one command called, an exit code out. No stack trace reaches a
 // person for a failure that was expected.
 
+import { resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import type { ParseArgsConfig } from 'node:util'
 import { parseHubUrl } from './address.ts'
 import { enroll } from './enroll.ts'
 import { AgentError, describe, errorCode, exitCodes, isSystemError } from './errors.ts'
 import type { ExitCode } from './errors.ts'
+import { imageStateDir, requireRoot, uninstallBelow } from './image.ts'
 import { install, uninstall, unitOf } from './install.ts'
 import { isCompiled } from './programs.ts'
 import { run } from './run.ts'
@@ -34,6 +36,7 @@ Usage:
   muster-agent uninstall [--purge] [--state DIR] [--root DIR]
       Stops and removes the service.
       --purge         remove the identity and the program too
+      --root DIR      only what lies below another system's root, as of an image
   muster-agent status [--json] [--state DIR]
       Shows who this device is, whether the agent runs and whether it is connected.
   muster-agent version
@@ -101,9 +104,7 @@ async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
     case 'install':
       return runInstall(flags)
     case 'uninstall':
-      return printLine(
-        await uninstall(stateOf(flags), flags['purge'] === true, optional(flags, 'root')),
-      )
+      return runUninstall(flags)
     case 'status':
       return printStatus(stateOf(flags), flags['json'] === true)
     case 'version':
@@ -117,6 +118,13 @@ async function runInstall(flags: Flags): Promise<ExitCode> {
   if (flags['print'] === true) return printLine(unitOf(stateOf(flags)).trimEnd())
   if (optional(flags, 'url') !== undefined) await enrollWith(flags)
   return printLine(await install(stateOf(flags), optional(flags, 'root')))
+}
+
+async function runUninstall(flags: Flags): Promise<ExitCode> {
+  const root = optional(flags, 'root')
+  const purge = flags['purge'] === true
+  if (root === undefined) return printLine(await uninstall(stateOf(flags), purge))
+  return printLine(uninstallBelow(requireRoot(root), imageStateOf(flags), purge))
 }
 
 async function runEnroll(flags: Flags): Promise<ExitCode> {
@@ -172,6 +180,11 @@ function optional(flags: Flags, name: string): string | undefined {
 
 function stateOf(flags: Flags): State {
   return stateAt(optional(flags, 'state') ?? defaultStateDir())
+}
+
+// The paths of an image begin at its own root, whoever makes it and wherever.
+function imageStateOf(flags: Flags): State {
+  return stateAt(resolve('/', optional(flags, 'state') ?? imageStateDir))
 }
 
 function isCommand(name: string): name is CommandName {

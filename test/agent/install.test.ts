@@ -2,12 +2,23 @@
 
 import assert from 'node:assert/strict'
 import { spawnSync } from 'node:child_process'
-import { existsSync, lstatSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
-import { test } from 'node:test'
+import {
+  copyFileSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  symlinkSync,
+  readFileSync,
+  writeFileSync,
+} from 'node:fs'
+import { dirname, join } from 'node:path'
+import { after, test } from 'node:test'
+import { requireRoot } from '../../agent/image.ts'
 import { findProgram } from '../../agent/programs.ts'
 import { unitText } from '../../agent/service.ts'
-import { enrollAt, makeFolder, runCli } from './support/agent.ts'
+import { agentVersion } from '../../agent/version.ts'
+import { buildAgent, thisPlatform } from '../../scripts/release/build.ts'
+import { compiled, enrollAt, makeFolder, runCli } from './support/agent.ts'
 import { startFakeHub } from './support/fake_hub.ts'
 
 const unit = 'etc/systemd/system/muster-agent.service'
@@ -67,25 +78,67 @@ test(
   },
 )
 
-test(
-  'it enrolls first where a hub is named, and an identity stays until it is purged',
-  { skip: systemctl === null },
-  async () => {
-    await using hub = await startFakeHub()
-    using folder = makeFolder()
-    const root = join(folder.path, 'image')
-    mkdirSync(root)
-    const state = join(folder.path, 'state')
-    await enrollAt(hub.url, state)
-    const args = ['--root', root, '--state', state]
-    const wrong = await runCli(['install', '--url', hub.url, '--secret', 'not it', ...args])
-    assert.deepEqual([wrong.code, existsSync(join(root, unit))], [1, false])
-    assert.equal((await runCli(['install', ...args])).code, 0)
-    assert.equal((await runCli(['uninstall', ...args])).code, 0)
-    assert.ok(existsSync(join(state, 'token')))
-    assert.equal((await runCli(['install', ...args])).code, 0)
-    const purged = await runCli(['uninstall', '--purge', ...args])
-    assert.equal(purged.code, 0, purged.stderr)
-    assert.ok(!existsSync(state))
-  },
-)
+test('uninstall --purge --root takes what lies below, and nothing of the running machine', async () => {
+  await using hub = await startFakeHub()
+  using folder = makeFolder()
+  const root = makeImage(folder.path)
+  const state = join(folder.path, 'state')
+  await enrollAt(hub.url, state)
+  const program = join(folder.path, 'muster-agent')
+  copyFileSync(await binary(), program)
+  mkdirSync(join(root, state), { recursive: true })
+  const inside = [unit, `${state}/token`, 'usr/local/bin/muster-agent'].map((path) =>
+    join(root, path),
+  )
+  for (const path of inside) writeFileSync(path, '')
+
+  const args = ['uninstall', '--purge', '--root', root, '--state', state]
+  const { status, stderr } = spawnSync(program, args, { encoding: 'utf8' })
+  assert.equal(status, 0, stderr)
+  assert.deepEqual([existsSync(program), existsSync(join(state, 'token'))], [true, true])
+  for (const path of inside) assert.ok(!existsSync(path), path)
+  assert.ok(!existsSync(join(root, state)))
+})
+
+test('a link of an image that leads out of it is not followed', async () => {
+  using folder = makeFolder()
+  const root = makeImage(folder.path)
+  const outside = join(folder.path, 'outside')
+  mkdirSync(join(outside, 'state'), { recursive: true })
+  mkdirSync(join(root, dirname(folder.path)), { recursive: true })
+  symlinkSync(outside, join(root, folder.path))
+  writeFileSync(join(root, unit), '')
+  const state = join(folder.path, 'state')
+  const args = ['uninstall', '--purge', '--root', root, '--state', state]
+  const { code, stderr } = await runCli(args)
+  assert.equal(code, 1)
+  assert.match(stderr, /leads out of .*; nothing was changed/)
+  assert.ok(existsSync(join(outside, 'state')) && existsSync(join(root, unit)))
+})
+
+test('this machine is no image, and neither is a folder that is not there', () => {
+  using folder = makeFolder()
+  assert.throws(() => requireRoot('/'), /leave --root out/)
+  assert.throws(() => requireRoot(join(folder.path, 'none')), /is no folder/)
+})
+
+/** An image's root with the folders that every system has. */
+function makeImage(folder: string): string {
+  const root = join(folder, 'image')
+  for (const path of ['etc/systemd/system', 'usr/local/bin']) {
+    mkdirSync(join(root, path), { recursive: true })
+  }
+  return root
+}
+
+let built: Promise<string> | undefined
+/** The agent in one file, built once. */
+function binary(): Promise<string> {
+  if (compiled !== undefined) return Promise.resolve(compiled)
+  out ??= makeFolder()
+  built ??= buildAgent({ version: agentVersion, platform: thisPlatform(), out: out.path })
+  return built
+}
+
+let out: ReturnType<typeof makeFolder> | undefined
+after(() => out?.[Symbol.dispose]())
