@@ -2,10 +2,11 @@
 // says how it is done on macOS and Windows.
 
 import { execFile } from 'node:child_process'
-import { existsSync, mkdirSync, rmSync, writeFileSync } from 'node:fs'
-import { dirname } from 'node:path'
+import { chmodSync, existsSync, rmSync, writeFileSync } from 'node:fs'
+import { isAbsolute } from 'node:path'
 import { promisify } from 'node:util'
 import { AgentError, describe } from './errors.ts'
+import { readIfThere, replaceDurably } from './files.ts'
 import { findProgram, installedProgram, isCompiled, selfCommand } from './programs.ts'
 import { serviceName, unitPath, unitText } from './service.ts'
 import { requireIdentity } from './state.ts'
@@ -20,36 +21,40 @@ export function unitOf(state: State): string {
   return unitText([file, ...args])
 }
 
-/** Writes the unit and starts the service; below `root` it is only enabled, for an image. */
-export async function install(state: State, root?: string): Promise<string> {
-  const systemctl = requireSystemd(root)
-  if (root === undefined) requireIdentity(state)
-  const path = unitPath(root)
-  mkdirSync(dirname(path), { recursive: true })
-  writeFileSync(path, unitOf(state), { mode: 0o644 })
-  if (root !== undefined) {
-    await call(systemctl, [`--root=${root}`, 'enable', serviceName])
-    return `${path} is written and enabled.`
+/**
+ * Writes the unit, enrolls where the device is not yet enrolled, and starts the service. Whatever can refuse
+ * does so before the hub hears of the device: nobody takes back a device that never comes.
+ */
+export async function install(state: State, enroll?: () => Promise<unknown>): Promise<string> {
+  requireLasting(selfCommand([]))
+  const systemctl = requireSystemd()
+  if (enroll === undefined) requireIdentity(state)
+  const before = readIfThere(unitPath)
+  try {
+    replaceDurably(unitPath, unitOf(state))
+    chmodSync(unitPath, 0o644)
+    await call(systemctl, ['daemon-reload'])
+    await enroll?.()
+  } catch (error) {
+    restore(before)
+    throw error
   }
-  await call(systemctl, ['daemon-reload'])
   await call(systemctl, ['enable', serviceName])
   await call(systemctl, ['restart', serviceName])
-  return `${path} is written, enabled and started.`
+  return `${unitPath} is written, enabled and started.`
 }
 
 /** Stops and removes the service; with `purge` the identity and the program too. */
-export async function uninstall(state: State, purge: boolean, root?: string): Promise<string> {
-  const systemctl = requireSystemd(root)
-  const path = unitPath(root)
-  if (!existsSync(path)) throw new AgentError(`${path} is not there: nothing is installed`)
-  const where = root === undefined ? ['--now'] : [`--root=${root}`]
-  await call(systemctl, ['disable', ...where, serviceName])
-  rmSync(path)
-  if (root === undefined) await call(systemctl, ['daemon-reload'])
-  if (!purge) return `${path} is removed. The identity is still in ${state.dir}.`
+export async function uninstall(state: State, purge: boolean): Promise<string> {
+  const systemctl = requireSystemd()
+  if (!existsSync(unitPath)) throw new AgentError(`${unitPath} is not there: nothing is installed`)
+  await call(systemctl, ['disable', '--now', serviceName])
+  rmSync(unitPath)
+  await call(systemctl, ['daemon-reload'])
+  if (!purge) return `${unitPath} is removed. The identity is still in ${state.dir}.`
   rmSync(state.dir, { recursive: true, force: true })
   for (const program of ownPrograms()) rmSync(program, { force: true })
-  return `${path}, ${state.dir} and the program are removed.`
+  return `${unitPath}, ${state.dir} and the program are removed.`
 }
 
 /** Every file of this program: itself, and what an upgrade keeps beside it. */
@@ -59,17 +64,34 @@ export function ownPrograms(): string[] {
   return [program, next, old]
 }
 
-function requireSystemd(root: string | undefined): string {
+// These are emptied, at the latest by a restart.
+const fleeting = ['/tmp', '/var/tmp', '/dev/shm', '/run', '/var/run']
+
+/** Throws where the command of a service lies in a folder that does not keep it. */
+export function requireLasting({ file, args }: { file: string; args: string[] }): void {
+  const paths = [file, ...args].filter((path) => isAbsolute(path))
+  const lost = paths.find((path) => fleeting.some((folder) => path.startsWith(`${folder}/`)))
+  if (lost === undefined) return
+  throw new AgentError(
+    `${lost} would be gone after a restart: move it to /usr/local/bin, for example, and install it from there`,
+  )
+}
+
+function requireSystemd(): string {
   const systemctl = process.platform === 'linux' ? findProgram('systemctl') : null
-  if (!systemctl) {
+  // As sd_booted(3) has it; a container often has the program and something else that runs.
+  if (!systemctl || !existsSync('/run/systemd/system')) {
     throw new AgentError(
       'this system has no systemd: docs/agents.md says how the agent becomes a service here',
     )
   }
-  if (root === undefined && process.getuid?.() !== 0) {
-    throw new AgentError('only root may change the services of this device')
-  }
-  return systemctl
+  if (process.getuid?.() === 0) return systemctl
+  throw new AgentError('only root may change the services of this device')
+}
+
+function restore(before: string | null): void {
+  if (before === null) rmSync(unitPath, { force: true })
+  else writeFileSync(unitPath, before)
 }
 
 async function call(systemctl: string, args: string[]): Promise<void> {

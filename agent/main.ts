@@ -1,17 +1,20 @@
 // The command line: arguments in, one command called, an exit code out. No stack trace reaches a
 // person for a failure that was expected.
 
+import { resolve } from 'node:path'
 import { parseArgs } from 'node:util'
 import type { ParseArgsConfig } from 'node:util'
 import { parseHubUrl } from './address.ts'
 import { enroll } from './enroll.ts'
+import type { EnrollOptions } from './enroll.ts'
 import { AgentError, describe, errorCode, exitCodes, isSystemError } from './errors.ts'
 import type { ExitCode } from './errors.ts'
+import { imageStateDir, imageUnit, installBelow, requireRoot, uninstallBelow } from './image.ts'
 import { install, uninstall, unitOf } from './install.ts'
 import { isCompiled } from './programs.ts'
 import { run } from './run.ts'
 import { defaultStateDir, stateAt } from './state.ts'
-import type { Identity, State } from './state.ts'
+import type { State } from './state.ts'
 import { printStatus } from './status.ts'
 import { supervise } from './supervise.ts'
 import { agentVersion } from './version.ts'
@@ -28,12 +31,14 @@ Usage:
       Connects to the hub and stays. Prints JSON log lines. SIGTERM or SIGINT ends it.
       --supervised    start the agent again when it ends unexpectedly
   muster-agent install [--url ORIGIN --secret SECRET|- …] [--state DIR] [--root DIR] [--print]
-      Makes the agent a service of systemd and starts it; enrolls first where --url is given.
-      --root DIR      write below another system's root and enable it there, as for an image
+      Makes the agent a service of systemd and starts it; enrolls where --url is given.
+      --root DIR      put program and service into another system's root, as of an image; it
+                      takes no --url: each device enrolls on its first start
       --print         only print the unit
   muster-agent uninstall [--purge] [--state DIR] [--root DIR]
       Stops and removes the service.
       --purge         remove the identity and the program too
+      --root DIR      only what lies below another system's root, as of an image
   muster-agent status [--json] [--state DIR]
       Shows who this device is, whether the agent runs and whether it is connected.
   muster-agent version
@@ -48,6 +53,9 @@ Exit codes: 0 done, 1 failure, 2 wrong usage, 3 the device was decommissioned.
 
 type CommandName = 'enroll' | 'run' | 'install' | 'uninstall' | 'status' | 'version' | 'help'
 type Flags = Record<string, string | boolean | undefined>
+
+/** Those of `install` that only enrolling reads. */
+const enrollNames = ['url', 'secret', 'site', 'insecure']
 
 const enrollFlags = {
   url: { type: 'string' },
@@ -101,9 +109,7 @@ async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
     case 'install':
       return runInstall(flags)
     case 'uninstall':
-      return printLine(
-        await uninstall(stateOf(flags), flags['purge'] === true, optional(flags, 'root')),
-      )
+      return runUninstall(flags)
     case 'status':
       return printStatus(stateOf(flags), flags['json'] === true)
     case 'version':
@@ -114,14 +120,39 @@ async function dispatch([name, ...rest]: string[]): Promise<ExitCode> {
 }
 
 async function runInstall(flags: Flags): Promise<ExitCode> {
-  if (flags['print'] === true) return printLine(unitOf(stateOf(flags)).trimEnd())
-  if (optional(flags, 'url') !== undefined) await enrollWith(flags)
-  return printLine(await install(stateOf(flags), optional(flags, 'root')))
+  const root = optional(flags, 'root')
+  if (root !== undefined) return runInstallBelow(flags, root)
+  const state = stateOf(flags)
+  if (flags['print'] === true) return printLine(unitOf(state).trimEnd())
+  const enrolls = enrollNames.some((name) => flags[name] !== undefined)
+  const options = enrolls ? enrollmentOf(flags) : undefined
+  const begin = options && (async () => enroll({ ...options, secret: await secretOf(options) }))
+  return printLine(await install(state, begin))
+}
+
+function runInstallBelow(flags: Flags, root: string): ExitCode {
+  const state = imageStateOf(flags)
+  if (flags['print'] === true) return printLine(imageUnit(state).trimEnd())
+  const name = enrollNames.find((one) => flags[one] !== undefined)
+  if (name !== undefined) {
+    throw usage(
+      `--${name} with --root: every device of an image would have one identity; leave it out, and enroll each on its first start`,
+    )
+  }
+  return printLine(installBelow(requireRoot(root), state))
+}
+
+async function runUninstall(flags: Flags): Promise<ExitCode> {
+  const root = optional(flags, 'root')
+  const purge = flags['purge'] === true
+  if (root === undefined) return printLine(await uninstall(stateOf(flags), purge))
+  return printLine(uninstallBelow(requireRoot(root), imageStateOf(flags), purge))
 }
 
 async function runEnroll(flags: Flags): Promise<ExitCode> {
   const state = stateOf(flags)
-  const identity = await enrollWith(flags)
+  const options = enrollmentOf(flags)
+  const identity = await enroll({ ...options, secret: await secretOf(options) })
   const stateFlag = flags['state'] === undefined ? '' : ` --state ${state.dir}`
   return printLine(
     `Enrolled as device ${identity.deviceId} of site ${identity.siteId}.\n` +
@@ -130,11 +161,15 @@ async function runEnroll(flags: Flags): Promise<ExitCode> {
   )
 }
 
-async function enrollWith(flags: Flags): Promise<Identity> {
+/** What to enroll with; a secret that is to be read is still "-". */
+function enrollmentOf(flags: Flags): EnrollOptions {
   const hubUrl = parseHubUrl(required(flags, 'url'), flags['insecure'] === true)
-  const given = required(flags, 'secret')
-  const secret = given === '-' ? await readSecret() : given
-  return enroll({ hubUrl, secret, siteId: optional(flags, 'site'), state: stateOf(flags) })
+  const secret = required(flags, 'secret')
+  return { hubUrl, secret, siteId: optional(flags, 'site'), state: stateOf(flags) }
+}
+
+async function secretOf({ secret }: EnrollOptions): Promise<string> {
+  return secret === '-' ? readSecret() : secret
 }
 
 async function readSecret(): Promise<string> {
@@ -172,6 +207,11 @@ function optional(flags: Flags, name: string): string | undefined {
 
 function stateOf(flags: Flags): State {
   return stateAt(optional(flags, 'state') ?? defaultStateDir())
+}
+
+// The paths of an image begin at its own root, whoever makes it and wherever.
+function imageStateOf(flags: Flags): State {
+  return stateAt(resolve('/', optional(flags, 'state') ?? imageStateDir))
 }
 
 function isCommand(name: string): name is CommandName {

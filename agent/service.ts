@@ -1,13 +1,9 @@
 // The agent as a service of systemd: the text of its unit, and where it lies. Runs nothing.
 
-import { join } from 'node:path'
-
 export const serviceName = 'muster-agent.service'
-
-/** Where the unit lies; `root` is another system's root folder, as of an image that is being made. */
-export function unitPath(root = '/'): string {
-  return join(root, 'etc/systemd/system', serviceName)
-}
+export const unitPath = `/etc/systemd/system/${serviceName}`
+/** The link by which the unit is enabled. */
+export const wantedPath = `/etc/systemd/system/multi-user.target.wants/${serviceName}`
 
 /** The unit that runs this command, which is the agent's `run --supervised`. */
 export function unitText(command: string[]): string {

@@ -15,7 +15,7 @@ function posixScript(state: State, pid: number): string {
     `i=0; while kill -0 ${pid} 2>/dev/null && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done`,
     // In the pause before its manager would start it again.
     `systemctl disable --now ${serviceName} 2>/dev/null`,
-    `rm -f ${unitPath()}`,
+    `rm -f ${unitPath}`,
     'systemctl daemon-reload 2>/dev/null',
     `rm -rf -- ${quote(state.dir)}`,
     ...ownPrograms().map((path) => `rm -f -- ${quote(path)}`),
