@@ -188,10 +188,11 @@ export type ShardMessage =
   | { type: 'reclaim' }
   /** The hub goes down in order: sockets that close now are no device's fault. */
   | { type: 'leaving' }
-  /** Once a second. All deadlines are judged here, after what came before it in the mail. */
-  /** Once a second. `deaf`: heartbeats of this shard were dropped since the last one. */
+  /**
+   * Once a second. All deadlines are judged here, after what came before it in the mail. `deaf`: heartbeats of
+   * this shard were dropped since the last one.
+   */
   | { type: 'tick'; deaf: boolean }
-  | { type: 'reconnect'; spreadMs: number }
   | { type: 'gc' }
   | { type: 'stop' }
 

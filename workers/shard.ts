@@ -204,8 +204,6 @@ function onMessage(message: ShardMessage): void {
       return
     case 'tick':
       return onTick(message.deaf)
-    case 'reconnect':
-      return onReconnect(message.spreadMs)
     case 'gc':
       return globalThis.gc?.()
     case 'stop':
@@ -300,13 +298,6 @@ function onTick(deaf: boolean): void {
   tickMs = nowMs
   for (const device of byId.values()) run(device, { type: 'tick' })
   toFront({ type: 'observed', observed: observed.take(stats()) })
-}
-
-function onReconnect(spreadMs: number): void {
-  for (const device of byId.values()) {
-    const afterMs = Math.floor(Math.random() * spreadMs)
-    sendTo(device, { type: 'reconnect', afterMs, reason: 'drain' })
-  }
 }
 
 async function stop(): Promise<void> {
