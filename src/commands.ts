@@ -5,6 +5,7 @@ import { sha256 } from './auth.ts'
 import { Batcher } from './batch.ts'
 import { plainArray, textArray, type Database } from './db.ts'
 import { AppError } from './errors.ts'
+import { elsewhereSql } from './handoff_sql.ts'
 import { idFloor, newId } from './ids.ts'
 import { limits } from './limits.ts'
 import { isConcurrent } from './protocol.ts'
@@ -57,11 +58,16 @@ interface AcceptRow extends Record<string, unknown> {
   accepted: boolean
   status: string
   suspended: boolean
+  /** The other hub that it was handed to. */
+  elsewhere: string | null
 }
 
 export interface CommandsOptions {
+  nodeId: string
   db: Database
   shards: Shards
+  /** Commands were handed to these hubs, and committed. */
+  onHanded: (nodes: Iterable<string>) => void
   onAccepted: (count: number) => void
 }
 
@@ -135,6 +141,11 @@ export class Commands {
     return row
   }
 
+  /** What requests wait for, the longest first, as many as one statement may look for. */
+  awaited(): string[] {
+    return Array.from(this.waiters.keys()).slice(0, limits.waitersReadMax)
+  }
+
   /** Answers everyone who waits with what there is: the hub goes down. */
   release(): void {
     for (const wakers of this.waiters.values()) for (const wake of wakers) wake()
@@ -146,15 +157,18 @@ export class Commands {
 
   private async commit(items: Waiting[]): Promise<void> {
     try {
-      const rows = await this.options.db.query<AcceptRow>(acceptSql, acceptValues(items))
+      const { db, nodeId, onHanded } = this.options
+      const rows = await db.query<AcceptRow>(acceptSql, acceptValues(items, nodeId))
       const byNumber = new Map(rows.map((row) => [row.n, row]))
       let count = 0
       const repeats: Waiting[] = []
+      const handed = new Set<string>()
       for (const [n, item] of items.entries()) {
         const row = byNumber.get(n)
         if (row?.accepted) {
           count++
-          this.tell(item)
+          if (row.elsewhere === null) this.tell(item)
+          else handed.add(row.elsewhere)
           item.resolve(acceptedOf(item, row))
         } else if (item.bodyHash !== null) {
           repeats.push(item)
@@ -162,6 +176,7 @@ export class Commands {
           item.reject(refusalOf(row))
         }
       }
+      if (handed.size > 0) onHanded(handed)
       this.options.onAccepted(count)
       if (repeats.length > 0) await this.answerRepeats(repeats, byNumber, items)
     } catch (error) {
@@ -263,7 +278,7 @@ function refusalOf(row: AcceptRow | undefined): AppError {
   )
 }
 
-function acceptValues(items: readonly Waiting[]): unknown[] {
+function acceptValues(items: readonly Waiting[], nodeId: string): unknown[] {
   // Where a command stands among those of its device in this very batch: the count of open ones in
   // PostgreSQL does not see its neighbours.
   const seen = new Map<string, number>()
@@ -297,33 +312,36 @@ function acceptValues(items: readonly Waiting[]): unknown[] {
     // Past what any hub's clock calls now.
     idFloor(Date.now() + 3_600_000),
     limits.openCommandsMax,
+    plainArray(commands.map((command) => command.awaited)),
+    nodeId,
   ]
 }
 
 /**
  * Accepts many commands at once. A device that is missing or out of the caller's scope yields no row.
- * Devices are locked in id order against a decommission, which takes `for update`. Both bounds of the
- * count matter: without the upper one every partition made for months to come is looked into.
+ * Presences are locked in id order against whoever claims or decommissions a device: the hub that holds it is
+ * still the one when this is committed, and a command for another hub comes with a row for it. Both bounds of
+ * the count matter: without the upper one every partition made for months to come is looked into.
  */
 export const acceptSql = `
 with i as (
   select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[],
     $7::int[], $8::int[], $9::float8[], $10::uuid[], $11::text[], $12::text[], $13::text[],
-    $14::text[], $15::text[], $16::text[], $17::int[], $18::uuid[], $19::uuid[])
+    $14::text[], $15::text[], $16::text[], $17::int[], $18::uuid[], $19::uuid[], $23::boolean[])
     with ordinality as i(id, device_id, org_id, site_ids, action, payload, timeout_seconds,
       expires_in, created_ms, user_id, email, ip, user_agent, request_id, key, body_hash, place,
-      audit_id, event_id, n)
+      audit_id, event_id, awaited, n)
 ), d as (
-  select d.id as device_id, d.org_id, d.site_id, d.decommissioned_at is not null as gone, p.status,
-    o.status = 'suspended' as suspended
-  from devices d
-  join device_presence p on p.device_id = d.id
+  select p.device_id, d.org_id, d.site_id, p.status = 'decommissioned' as gone, p.status,
+    o.status = 'suspended' as suspended, ${elsewhereSql('$24::uuid')} as elsewhere
+  from device_presence p
+  join devices d on d.id = p.device_id
   join organizations o on o.id = d.org_id
-  where d.id = any($2::uuid[])
-  order by d.id
-  for key share of d
+  where p.device_id = any($2::uuid[])
+  order by p.device_id
+  for share of p
 ), t as (
-  select i.*, d.org_id as device_org, d.site_id, d.gone, d.status, d.suspended, q.open, q.first,
+  select i.*, d.org_id as device_org, d.site_id, d.gone, d.status, d.suspended, d.elsewhere, q.open, q.first,
     to_timestamp(i.created_ms / 1000) as at,
     not d.gone and q.open + i.place < $22 as takes
   from i join d on d.device_id = i.device_id
@@ -364,8 +382,14 @@ with i as (
     jsonb_build_object('commandId', id, 'deviceId', device_id, 'action', action,
       'status', 'pending')
   from a where accepted
+), h as (
+  insert into handoffs (node_id, device_id, command_id, origin)
+  select elsewhere, device_id, id, case when awaited then $24::uuid end
+  from a where accepted and elsewhere is not null
+  order by id
 )
-select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended from a`
+select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended, elsewhere
+from a`
 
 export const repeatsSql = `
 select i.n, k.body_hash = decode(i.body_hash, 'hex') as same, k.command_id as id,

@@ -44,6 +44,8 @@ export const limits = {
   requestMsMax: 30_000,
   /** `?wait`: proxies in front commonly cut at 60 s. */
   waitSecondsMax: 60,
+  /** How long a cancel waits for the end of what was not sent: a commit, or a look by another hub's sweep. */
+  cancelSecondsMax: 5,
   /** Requests held by `?wait` at once: each is an open response of about 2 KB. */
   waitersMax: 20_000,
   /** Page size of lists; 500 device rows are about 300 KB. */
@@ -347,6 +349,8 @@ export const limits = {
   /** A resolved alert is kept this long where its organization says nothing else. */
   resolvedAlertDays: 365,
   // ---- terminals
+  /** From the commit of a claim to the welcome on the socket: a turn or two of two threads. */
+  terminalArrivalMs: 1_000,
   /** Sessions of a device: three windows of an operator, or three operators. */
   terminalsPerDeviceMax: 3,
   /** Sessions of a hub: up to a window of 256 KiB waits in the operator's socket, 1 MiB and a window in its recording. */
@@ -450,6 +454,10 @@ export const limits = {
   redisProbeMs: 1_000,
   /** Longest pause before Redis is tried again, jittered so that hubs do not return together. */
   redisRetryMsMax: 2_000,
+  /** On the way to other hubs; terminals alone send much, and each may have 256 KiB unread. */
+  busBytesMax: 8 * 1024 * 1024,
+  /** Hubs whose last message is remembered; each start of a hub is a new one. */
+  busSendersMax: 1_000,
 
   // ---- hub
   /** How long PostgreSQL may be unreachable at start. */
@@ -470,6 +478,10 @@ export const limits = {
   /** Due commands are ended, and lost sockets found, this often. */
   sweepMs: 2_000,
   sweepBatchMax: 1_000,
+  /** Handed over by other hubs and taken at once: 48 MiB of the largest payloads. */
+  handoffBatchMax: 64,
+  /** What waiting requests look for by themselves in one statement, beside what hubs tell each other. */
+  waitersReadMax: 1_000,
   /** A shard that does not answer for this long is replaced. */
   shardAnswerMsMax: 10_000,
   /** Connections per pool: PostgreSQL's default of 100 serves three hubs. */

@@ -7,6 +7,7 @@ import { abuseWatch } from './abuse.ts'
 import { auditTrail } from './audit.ts'
 import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
+import { busKeys, joinBus } from './bus.ts'
 import { Commands } from './commands.ts'
 import { ConfigError, originFile, readConfig, secretFile, type Config } from './config.ts'
 import { DataKeys, wrappingKeys } from './data_keys.ts'
@@ -16,6 +17,7 @@ import { Downloads } from './downloads.ts'
 import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
 import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
+import { Handoffs } from './handoffs.ts'
 import { identities } from './identities.ts'
 import { newId } from './ids.ts'
 import { limits } from './limits.ts'
@@ -113,16 +115,27 @@ export async function run(options: RunOptions): Promise<Hub> {
       onObserved: (shard, observed) => observeShard(metrics, shard, observed),
       onRestart: () => metrics.shardRestarts.inc(),
       onBatch: (entries) => metrics.batch.observe({ statement: 'front_to_shard' }, entries),
+      onClaimedFrom: (nodes) => handoffs.wake(nodes),
     })
     stops.push(() => shards.close())
+    const bus = joinBus({
+      nodeId,
+      url: config.redisUrl,
+      keys: busKeys(config.jwtSecret, config.jwtSecretPrevious),
+      log,
+      metrics,
+    })
+    stops.push(() => bus.close())
     people.onChange((kind, id) => {
       if (kind === 'organization') shards.organizationChanged(id)
       // Changes may have passed while nobody listened: look at every organization with agents here.
       else if (kind === 'missed') shards.broadcast({ type: 'organizations' })
     })
     const commands = new Commands({
+      nodeId,
       db: commandDb,
       shards,
+      onHanded: (nodes) => handoffs.wake(nodes),
       onAccepted: (count) => metrics.commandsAccepted.inc(count),
     })
     const eventsDb = pool('events', limits.poolEvents, 'planEach')
@@ -138,6 +151,17 @@ export async function run(options: RunOptions): Promise<Hub> {
       absenceSeconds: config.terminalAbsenceSeconds,
     })
     stops.push(() => terminals.close())
+    const handoffs = new Handoffs({
+      nodeId,
+      db: commandDb,
+      bus,
+      shards,
+      log,
+      metrics,
+      onSite: (deviceId, siteId) => terminals.deviceMoved(deviceId, siteId),
+      awaited: () => commands.awaited(),
+    })
+    stops.push(() => handoffs.close())
     const webhookKeys = sealKeys(config.jwtSecret, config.jwtSecretPrevious)
     const jobs = new Jobs({
       nodeId,
@@ -159,6 +183,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       onCancels(cancels) {
         for (const { deviceId, id } of cancels) shards.tellCancel(deviceId, id)
       },
+      onHanded: (nodes) => handoffs.wake(nodes),
       onRestart: () => metrics.jobsRestarts.inc(),
       // Others may have taken this hub for dead and its devices for offline: claim them anew.
       onLeaseRegained: () => shards.broadcast({ type: 'reclaim' }),
@@ -181,6 +206,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     let draining = false
     let publicOrigin = config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`
     const ctx: Context = {
+      nodeId,
       config,
       log,
       metrics,
@@ -204,6 +230,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       mailer: mail,
       shards,
       commands,
+      handoffs,
       streams,
       terminals,
       releases,
@@ -213,7 +240,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       get publicOrigin() {
         return publicOrigin
       },
-      checks: () => readiness(db, shards, jobs, sharing?.state() ?? 'off'),
+      checks: () => readiness(db, shards, jobs, both(bus.state(), sharing?.state())),
       draining: () => draining,
     }
     observeFront(ctx)
@@ -321,6 +348,11 @@ function listen(
 function hostOf(config: Config): string {
   if (config.host === '0.0.0.0' || config.host === '::') return 'localhost'
   return config.host.includes(':') ? `[${config.host}]` : config.host
+}
+
+/** Two uses of one Redis. */
+function both(bus: 'ok' | 'down' | 'off', rates: 'ok' | 'down' | undefined) {
+  return bus === 'down' || rates === 'down' ? 'down' : bus
 }
 
 async function readiness(db: Database, shards: Shards, jobs: Jobs, redis: 'ok' | 'down' | 'off') {

@@ -156,6 +156,16 @@ export function createMetrics(version: string) {
       help: 'Whether Redis answers, by what it is used for; absent without REDIS_URL.',
       labelNames: ['use'],
     }),
+    busMessages: counter({
+      name: 'muster_bus_messages_total',
+      help: 'Messages between hubs, by kind and outcome: sent, refused (not sent), or dropped on arrival.',
+      labelNames: ['kind', 'outcome'],
+    }),
+    handoffs: counter({
+      name: 'muster_handoffs_total',
+      help: 'Changes that other hubs handed to this one, by what found them: hint (Redis) or sweep.',
+      labelNames: ['found'],
+    }),
     rateExchanges: counter({
       name: 'muster_rate_exchanges_total',
       help: 'Batches in which rates were shared through Redis, by outcome: done or lost.',

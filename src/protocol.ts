@@ -176,6 +176,10 @@ export type ShardMessage =
   /** The frame of this command went out on this connection. */
   | { type: 'sent'; conn: number; id: string }
   | { type: 'command'; deviceId: string; command: CommandMessage }
+  /** As another hub handed it over: open when it was read. */
+  | { type: 'handed'; deviceId: string; command: CommandMessage }
+  /** A connection with this epoch holds the device, on another hub unless it is the one here. */
+  | { type: 'superseded'; deviceId: string; epoch: number }
   | { type: 'cancel'; deviceId: string; id: string; ask: number }
   /** Ended by someone else than the actor: a decommission, a sweep. */
   | { type: 'ended'; deviceId: string; id: string }
@@ -213,6 +217,8 @@ export type FrontMessage =
   /** Ids of committed ends; rows, as JSON texts by id, of those that a request waits for. */
   | { type: 'ended'; ids: string[]; rows: Map<string, string> }
   | { type: 'answer'; ask: number; value: unknown }
+  /** Devices were claimed that these other hubs held. */
+  | { type: 'claimed_from'; nodes: string[] }
   /** Once a second, what this shard counted since the last time. */
   | { type: 'observed'; observed: Observed }
   | { type: 'stopped' }

@@ -4,6 +4,7 @@ import { Worker } from 'node:worker_threads'
 import { sqlState, type Queryable } from './db.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
+import type { Change } from './handoff_sql.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { observeLoop, observePool } from './observe.ts'
@@ -29,6 +30,8 @@ export interface JobsOptions {
   onCommands?: (commands: DeviceCommand[]) => void
   /** Commands that a roll-out wants back. */
   onCancels?: (cancels: EndedCommand[]) => void
+  /** Other hubs have something to look at. */
+  onHanded?: (nodes: string[]) => void
   /** The thread died and a new one was started. */
   onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
@@ -42,6 +45,12 @@ export interface WebhookSettings {
   allowedCidrs: readonly string[]
 }
 
+/** What was committed and is to be told: to actors here, and to hubs that were handed the rest. */
+export interface AddedCommands {
+  commands: DeviceCommand[]
+  nodes: string[]
+}
+
 export interface EndedCommand {
   deviceId: string
   id: string
@@ -50,6 +59,10 @@ export interface EndedCommand {
 export interface DeviceCommand {
   deviceId: string
   command: CommandMessage
+}
+
+export function changesOf(commands: readonly DeviceCommand[]): Change[] {
+  return commands.map(({ deviceId, command }) => ({ deviceId, commandId: command.id }))
 }
 
 /** Given to the thread at its start. */
@@ -74,6 +87,8 @@ export type FromJobs =
   | { type: 'commands'; commands: DeviceCommand[] }
   /** Commands that their actors are to cancel, as far as they are connected here. */
   | { type: 'cancels'; cancels: EndedCommand[] }
+  /** These hubs were handed something, and it is committed. */
+  | { type: 'handed'; nodes: string[] }
   /** Once a second, also as the sign of life. */
   | { type: 'observed'; observed: JobsObserved }
 
@@ -240,6 +255,8 @@ export class Jobs {
         return this.options.onCommands?.(message.commands)
       case 'cancels':
         return this.options.onCancels?.(message.cancels)
+      case 'handed':
+        return this.options.onHanded?.(message.nodes)
       case 'observed':
         return this.observe(message.observed)
     }

@@ -1,13 +1,13 @@
-// Shares what callers took between hubs, through Redis: the only file that knows it. No request waits for
+// Shares what callers took between hubs, through Redis. No request waits for
 // it. Redis holds nothing that can't be lost: where it is down or was emptied, each hub goes on with what
 // it knows, and tells it again.
 import { hash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { createClient } from '@redis/client'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { RateTally, type Due } from './rate_tally.ts'
+import { connectionTo, keepRedis, type Connection } from './redis.ts'
 
 export interface RateSharing {
   /** Where rates note what is to be shared. */
@@ -63,49 +63,34 @@ export function shareRates(options: RateSharingOptions): RateSharing {
   const key = options.key.toString('base64url')
   const probe = keyOf(key, 'PROBE')
   const stop = new AbortController()
-  let state: 'starting' | 'ok' | 'down' = 'starting'
-  let failures = 0
   let inFlight = 0
-  const running = keepSharing()
+  const link = keepRedis({
+    use: share,
+    onLost: (error) => log.warn({ err: error }, 'Redis is down; this hub limits rates by itself'),
+    onBack: () => log.info('Redis answers; rates are shared'),
+    signal: stop.signal,
+  })
   metrics.onScrape(() => {
-    metrics.redisUp.set({ use: 'rates' }, state === 'ok' ? 1 : 0)
+    metrics.redisUp.set({ use: 'rates' }, link.state() === 'ok' ? 1 : 0)
     metrics.queued.set({ queue: 'rates', thread: 'front' }, tally.size + inFlight)
   })
   return {
     tally,
-    state: () => (state === 'ok' ? 'ok' : 'down'),
+    state: link.state,
     async close() {
       stop.abort()
-      await running
+      await link.ended
     },
   }
 
-  async function keepSharing(): Promise<void> {
-    while (!stop.signal.aborted) {
-      await share().catch(lose)
-      const pauseMs = Math.min(limits.redisRetryMsMax, 50 * 2 ** failures++) * Math.random()
-      await sleep(pauseMs, undefined, { signal: stop.signal }).catch(() => {})
-    }
-  }
-
-  /** Says so once per outage: a Redis that is away for a day is one line, not one for every try. */
-  function lose(error: unknown): void {
-    if (!stop.signal.aborted && state !== 'down') {
-      log.warn({ err: error }, 'Redis is down; this hub limits rates by itself')
-    }
-    state = 'down'
-  }
-
   /** One connection, until it fails. */
-  async function share(): Promise<void> {
+  async function share(works: () => void): Promise<void> {
     const redis = connectionTo(options.url, stop.signal)
     try {
       await redis.open()
       for (;;) {
-        await redis.evaluate([probe], probeArguments)
-        if (state !== 'ok') log.info('Redis answers; rates are shared')
-        state = 'ok'
-        failures = 0
+        await evaluate(redis, [probe], probeArguments)
+        works()
         const probeAtMs = performance.now() + limits.redisProbeMs
         while (performance.now() < probeAtMs) {
           if (tally.size > 0) await exchange(redis)
@@ -126,7 +111,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
     inFlight = batch.dues.length
     try {
       const keys = batch.dues.map(({ name }) => keyOf(key, name))
-      batch.settle(await redis.evaluate(keys, batch.dues.flatMap(argumentsOf)))
+      batch.settle(await evaluate(redis, keys, batch.dues.flatMap(argumentsOf)))
       metrics.rateExchanges.inc({ outcome: 'done' })
       metrics.batch.observe({ statement: 'rates_to_redis' }, batch.dues.length)
     } catch (error) {
@@ -151,57 +136,14 @@ function argumentsOf({ cleared, takenMs, aheadMs, windowMs }: Due): string[] {
 /** Forgives nobody anything: a write, because a full Redis and a replica of one answer reads alone. */
 const probeArguments = ['1', '0', '0', '60000000']
 
-type Connection = ReturnType<typeof connectionTo>
-
-/**
- * A connection that is used once: whatever goes wrong or takes too long ends it. The client's own way back
- * is off, because it waits without end for a server that accepts and says nothing.
- */
-function connectionTo(url: string, signal: AbortSignal) {
-  const client = createClient({
-    url,
-    // What servers of any age speak, without a handshake that permissions could refuse.
-    RESP: 2,
-    disableClientInfo: true,
-    disableOfflineQueue: true,
-    maintNotifications: 'disabled',
-    socket: { reconnectStrategy: false, connectTimeout: limits.redisConnectMsMax },
+async function evaluate(redis: Connection, keys: string[], args: string[]): Promise<number[]> {
+  // The script is sent each time, because Redis may forget it at any time.
+  const answer: unknown = await redis.answer(redis.client.eval(script, { keys, arguments: args }))
+  if (!Array.isArray(answer) || answer.length !== keys.length) {
+    throw new Error('Redis answered something else')
+  }
+  return answer.map((us: unknown) => {
+    if (typeof us === 'number' && us >= 0) return us / 1000
+    throw new Error('Redis answered something else')
   })
-  const broken = Promise.withResolvers<never>()
-  // Nobody may be waiting when it breaks; the next who asks is told.
-  broken.promise.catch(() => {})
-  client.on('error', (error) => broken.reject(error))
-  const abort = () => broken.reject(new Error('sharing ends'))
-  signal.addEventListener('abort', abort, { once: true })
-
-  async function within<T>(ms: number, what: Promise<T>): Promise<T> {
-    const late = setTimeout(() => broken.reject(new Error(`no answer within ${ms} ms`)), ms)
-    try {
-      return await Promise.race([what, broken.promise])
-    } finally {
-      clearTimeout(late)
-    }
-  }
-
-  return {
-    async open(): Promise<void> {
-      await within(limits.redisConnectMsMax, client.connect())
-    },
-    /** Runs the script; it is sent each time, because Redis may forget it at any time. */
-    async evaluate(keys: string[], args: string[]): Promise<number[]> {
-      const running = client.eval(script, { keys, arguments: args })
-      const answer: unknown = await within(limits.redisAnswerMsMax, running)
-      if (!Array.isArray(answer) || answer.length !== keys.length) {
-        throw new Error('Redis answered something else')
-      }
-      return answer.map((us: unknown) => {
-        if (typeof us === 'number' && us >= 0) return us / 1000
-        throw new Error('Redis answered something else')
-      })
-    },
-    close(): void {
-      signal.removeEventListener('abort', abort)
-      client.destroy()
-    },
-  }
 }

@@ -14,6 +14,7 @@ import { AppError, type ErrorDetail } from './errors.ts'
 import type { EventStreams, StreamSink } from './event_streams.ts'
 import type { ByteSource } from './http_stream.ts'
 import type { Identities } from './identities.ts'
+import type { Handoffs } from './handoffs.ts'
 import type { Logger } from './log.ts'
 import type { Mailer } from './mail.ts'
 import type { Metrics } from './metrics.ts'
@@ -28,6 +29,8 @@ import type { SealKeys } from './webhook_secrets.ts'
 
 /** The parts of a running hub, built and stopped by `main.ts` in one visible order. */
 export interface Context {
+  /** This hub among the others. */
+  readonly nodeId: string
   readonly config: Config
   readonly log: Logger
   readonly metrics: Metrics
@@ -54,6 +57,8 @@ export interface Context {
   readonly mailer: Mailer | undefined
   readonly shards: Shards
   readonly commands: Commands
+  /** What other hubs, which hold the device, are to look at. */
+  readonly handoffs: Handoffs
   readonly streams: EventStreams
   readonly terminals: Terminals
   /** Of agents: what is offered to them. */

@@ -42,6 +42,8 @@ export interface ShardsOptions {
   onObserved: (shard: number, observed: Observed) => void
   onRestart: () => void
   onBatch: (frames: number) => void
+  /** These hubs have lost devices to this one. */
+  onClaimedFrom: (nodes: string[]) => void
 }
 
 /** Ids of ended commands; rows by id as JSON texts, where the end brought them along. */
@@ -321,6 +323,8 @@ export class Shards {
         this.asked.get(message.ask)?.(message.value)
         this.asked.delete(message.ask)
         return
+      case 'claimed_from':
+        return this.options.onClaimedFrom(message.nodes)
       case 'observed':
         return this.options.onObserved(shard.index, message.observed)
       case 'stopped':

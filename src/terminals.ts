@@ -1,5 +1,6 @@
 // Terminal sessions of this hub, in memory: frames go from the operator's socket to the agent's and back, with no
 // shard and no database on the way. A session lives where its device is connected, and dies with this hub.
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { AuditSource, AuditTrail } from './audit.ts'
 import { can, type Actor } from './auth.ts'
 import type { Database } from './db.ts'
@@ -100,9 +101,14 @@ export class Terminals {
 
   // ---- sessions
 
-  /** Whether the device's socket is on this hub: only then can a terminal be opened here. */
-  isHere(deviceId: string): boolean {
-    return this.lines?.find(deviceId) !== undefined
+  /** True once the device's socket is here and welcomed, which is a moment after the device is shown online. */
+  async arrival(deviceId: string): Promise<boolean> {
+    const giveUpMs = performance.now() + limits.terminalArrivalMs
+    while (this.lines?.find(deviceId) === undefined) {
+      if (performance.now() >= giveUpMs) return false
+      await sleep(limits.terminalArrivalMs / 20)
+    }
+    return true
   }
 
   /** Whether sessions of this node live here. */

@@ -37,7 +37,7 @@ async function comeOnline(...ids: string[]): Promise<void> {
     `{${ids.map(() => 'NULL').join(',')}}`,
     `{${ids.map(() => 'f').join(',')}}`,
   ]
-  await db.query(claimSql, [ordered, nulls, flags, events, newId(), 33])
+  await db.query(claimSql, [ordered, nulls, flags, events, newId()])
 }
 
 /** Ends their connections, so many seconds ago. */

@@ -6,6 +6,7 @@ import { after, before, describe, test } from 'node:test'
 import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, type Database } from '../src/db.ts'
+import { endsSql, handOverSql, takeSql } from '../src/handoff_sql.ts'
 import { acceptBatchSql } from '../workers/execution_statements.ts'
 import {
   addBatchSql,
@@ -19,6 +20,7 @@ import {
   checkSql,
   claimSql,
   commandsSql,
+  loadSql,
   offlineSql,
   seenSql,
   straySql,
@@ -30,6 +32,10 @@ const statements = {
   repeatsSql,
   checkSql,
   claimSql,
+  loadSql,
+  takeSql,
+  endsSql,
+  handOverSql,
   commandsSql,
   offlineSql,
   seenSql,

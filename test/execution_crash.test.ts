@@ -66,7 +66,7 @@ test('a thread that dies in the middle of a fan-out: nobody twice, nobody forgot
   const held = Promise.withResolvers<void>()
   // The second batch waits for the device that this transaction holds.
   const holder = db().transaction(async (tx) => {
-    await tx.query('select from devices where id = $1 for update', [last.deviceId])
+    await tx.query('select from device_presence where device_id = $1 for update', [last.deviceId])
     await held.promise
   })
   const execute = { filter: { orgId: first.orgId } }

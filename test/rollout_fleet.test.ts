@@ -89,7 +89,7 @@ test('a thread that dies in the middle of a batch: nobody twice, nobody forgotte
     .toSorted()
     .at(-1)
   const holder = hub.hub.ctx.db.transaction(async (tx) => {
-    await tx.query('select from devices where id = $1 for update', [last])
+    await tx.query('select from device_presence where device_id = $1 for update', [last])
     await held.promise
   })
   const upgraders = await connectMany(devices.filter(({ deviceId }) => deviceId !== last))
@@ -128,7 +128,10 @@ test('a batch that was committed and never told of is told by whoever comes next
   const { id } = await start({ filter: { deviceIds: [device?.deviceId] }, groups })
   const tell = () => assert.fail('it dies here')
   const signal = new AbortController().signal
-  await assert.rejects(advance(id, { db: jobs, tell, signal }), /it dies here/)
+  await assert.rejects(
+    advance(id, { db: jobs, tell, nodeId: hub.hub.ctx.nodeId, signal }),
+    /it dies here/,
+  )
   await jobs.close()
   assert.deepEqual(await commandsOf(id), { commands: 1, devices: 1 })
   assert.equal((await completed(id)).counts.completed, 1)

@@ -1,4 +1,5 @@
 // How a job adds commands to many devices: pieces of the one statement that also marks how far the job is.
+import { elsewhereSql } from '../src/handoff_sql.ts'
 
 /** SQL: whether the device `d` has all the open commands it may have. */
 export function queueFullSql(lowestId: string, highestId: string, most: string): string {
@@ -22,8 +23,9 @@ interface Adding {
 }
 
 /**
- * CTEs that add a command, its audit row and its event for each row of `t` whose `skip` is null. `t` has the
- * ids of the three, device_id, device_org, site_id, at, expires_at, timeout_seconds, and who asked for it.
+ * CTEs that add a command, its audit row and its event for each row of `t` whose `skip` is null, and a row for the
+ * other hub that holds the device. `t` has the ids of the first three, device_id, device_org, site_id, elsewhere,
+ * at, expires_at, timeout_seconds, and who asked for it.
  */
 export function addingSql({ action, payload, executionId, source }: Adding): string {
   return `c as (
@@ -46,5 +48,26 @@ export function addingSql({ action, payload, executionId, source }: Adding): str
     jsonb_build_object('commandId', id, 'deviceId', device_id, 'action', '${action}',
       'status', 'pending')
   from t where skip is null
+), h as (
+  insert into handoffs (node_id, device_id, command_id)
+  select elsewhere, device_id, id from t where skip is null and elsewhere is not null
+  order by id
+)`
+}
+
+/**
+ * CTE `d`: the devices with their organizations, locked in id order against whoever claims or decommissions one.
+ * `ids` and `node` are SQL: the devices', and this hub's.
+ */
+export function devicesSql({ ids, node }: { ids: string; node: string }): string {
+  return `d as (
+  select d.id, d.org_id, d.site_id, d.os, d.arch, d.agent_version, p.status = 'decommissioned' as gone,
+    o.status = 'suspended' as suspended, ${elsewhereSql(node)} as elsewhere
+  from device_presence p
+  join devices d on d.id = p.device_id
+  join organizations o on o.id = d.org_id
+  where p.device_id = any(${ids})
+  order by p.device_id
+  for share of p
 )`
 }

@@ -1,18 +1,17 @@
 // The two large statements of executions: a batch of the fan-out, and the end.
 import { endColumns } from '../src/execution_ends.ts'
-import { addingSql, queueFullSql } from './adding.ts'
+import { addingSql, devicesSql, queueFullSql } from './adding.ts'
 
 const payload = `jsonb_build_object('scriptId', script_id, 'version', version, 'language', language)`
 const skipped = (reason: string) => `(select count(*) from t where skip = '${reason}')`
 
 /**
  * Adds the commands of a batch with their audit rows and events, counts who is skipped and why, and moves
- * the cursor, or does nothing at all when the cursor is not where the caller left it. The devices are
- * locked in id order against a decommission, which takes `for update`. Two forms steer a plan that is made
- * once away from the wrong index: the order of open commands, and how `fanned_out_at` is compared.
+ * the cursor, or does nothing at all when the cursor is not where the caller left it. Two forms steer a plan
+ * that is made once away from the wrong index: the order of open commands, and how `fanned_out_at` is compared.
  * $1 execution, $2 cursor, $3 device ids in order, $4 command ids, $5 audit ids, $6 event ids, $7 now in
  * ms, $8 and $9 bounds of ids of open commands, $10 open commands per device, $11 the new cursor, $12 the
- * first command id
+ * first command id, $13 this hub
  */
 export const acceptBatchSql = `
 with e as materialized (
@@ -26,15 +25,8 @@ with e as materialized (
     to_timestamp($7::float8 / 1000) as at
   from e, unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::uuid[])
     as i(device_id, id, audit_id, event_id)
-), d as (
-  select d.id, d.org_id, d.site_id, d.os, d.decommissioned_at is not null as gone,
-    o.status = 'suspended' as suspended
-  from devices d join organizations o on o.id = d.org_id
-  where d.id = any($3::uuid[])
-  order by d.id
-  for key share of d
-), t as (
-  select i.*, d.org_id as device_org, d.site_id, v.language,
+), ${devicesSql({ ids: '$3::uuid[]', node: '$13::uuid' })}, t as (
+  select i.*, d.org_id as device_org, d.site_id, d.elsewhere, v.language,
     case when d.id is null then 'gone'
       when d.gone then 'decommissioned'
       when d.os <> all(v.os) then 'os'
@@ -58,7 +50,7 @@ with e as materialized (
     skipped_gone = x.skipped_gone + ${skipped('gone')}
   from e where x.id = e.id
 )
-select device_id as "deviceId", id, skip,
+select device_id as "deviceId", id, skip, elsewhere,
   ${payload}::text as payload,
   timeout_seconds as "timeoutSeconds",
   floor(extract(epoch from expires_at) * 1000)::float8 as "expiresMs", $1::uuid as "executionId"

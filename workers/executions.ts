@@ -3,9 +3,10 @@
 import { isConnectionFailure, plainArray, type Database, type Queryable } from '../src/db.ts'
 import { AppError } from '../src/errors.ts'
 import { targetConditions, type DeviceFilter } from '../src/execution_targets.ts'
+import { handOver } from '../src/handoff_sql.ts'
 import { idFloor, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
-import { sendExecution, type DeviceCommand } from '../src/queue.ts'
+import { changesOf, sendExecution, type AddedCommands, type DeviceCommand } from '../src/queue.ts'
 import { acceptBatchSql, completeSql } from './execution_statements.ts'
 
 interface FanOutOptions {
@@ -13,7 +14,8 @@ interface FanOutOptions {
   /** Plans its statements once. */
   fanOutDb: Database
   /** Told after the commit. */
-  tell: (commands: DeviceCommand[]) => void
+  tell: (added: AddedCommands) => void
+  nodeId: string
   signal: AbortSignal
 }
 
@@ -36,21 +38,21 @@ interface ExecutionRow extends Record<string, unknown> {
  */
 export async function fanOut(
   id: string,
-  { db, fanOutDb, tell, signal }: FanOutOptions,
+  { db, fanOutDb, tell, nodeId, signal }: FanOutOptions,
 ): Promise<void> {
   const execution = await findUnfinished(db, id)
   if (execution === undefined) return
   // The batch before a crash may be committed and not told; an actor knows an id that it has.
-  if (execution.cursor !== null) tell(await lastBatch(db, execution))
+  if (execution.cursor !== null) tell(await lastBatch(db, nodeId, execution))
   try {
     let { cursor } = execution
     for (;;) {
       if (signal.aborted) throw new Error('the hub is stopping')
       const ids = execution.expired ? [] : await nextDevices(db, execution, cursor)
       if (ids.length === 0) break
-      const commands = await acceptBatch(fanOutDb, id, cursor, ids)
-      if (commands === undefined) return
-      tell(commands)
+      const added = await acceptBatch(fanOutDb, nodeId, { id, cursor }, ids)
+      if (added === undefined) return
+      tell(added)
       cursor = ids.at(-1) ?? cursor
     }
     await endFanOut(db, id, execution.expired ? expiredError : null)
@@ -109,13 +111,14 @@ interface AcceptedRow extends Record<string, unknown> {
 /** Adds the commands of these devices; undefined when somebody else moved the cursor first. */
 async function acceptBatch(
   db: Queryable,
-  executionId: string,
-  cursor: string | null,
+  nodeId: string,
+  { id: executionId, cursor }: { id: string; cursor: string | null },
   deviceIds: readonly string[],
-): Promise<DeviceCommand[] | undefined> {
+): Promise<AddedCommands | undefined> {
   const createdMs = Date.now()
   const ids = deviceIds.map(() => newId(createdMs))
-  const rows = await db.query<AcceptedRow & { skip: string | null }>(acceptBatchSql, [
+  type Row = AcceptedRow & { skip: string | null; elsewhere: string | null }
+  const rows = await db.query<Row>(acceptBatchSql, [
     executionId,
     cursor,
     plainArray(deviceIds),
@@ -129,17 +132,23 @@ async function acceptBatch(
     limits.openCommandsMax,
     deviceIds.at(-1),
     ids[0],
+    nodeId,
   ])
   if (rows.length === 0) return undefined
   const taken = rows.filter(({ skip }) => skip === null)
-  return taken.map((row) => deviceCommand(row, createdMs))
+  const here = taken.filter(({ elsewhere }) => elsewhere === null)
+  return {
+    commands: here.map((row) => deviceCommand(row, createdMs)),
+    nodes: [...new Set(taken.flatMap(({ elsewhere }) => elsewhere ?? []))],
+  }
 }
 
-/** The commands of the last batch that still wait for their device. */
+/** The commands of the last batch that still wait for their device, on whichever hub it is now. */
 async function lastBatch(
   db: Queryable,
+  nodeId: string,
   { id, batchFloor }: ExecutionRow,
-): Promise<DeviceCommand[]> {
+): Promise<AddedCommands> {
   const rows = await db.query<AcceptedRow & { createdMs: number }>(
     `select device_id as "deviceId", id, payload::text, timeout_seconds as "timeoutSeconds",
        floor(extract(epoch from created_at) * 1000)::float8 as "createdMs",
@@ -150,7 +159,8 @@ async function lastBatch(
      order by id limit $3`,
     [id, batchFloor, limits.executionBatchMax],
   )
-  return rows.map((row) => deviceCommand(row, row.createdMs))
+  const commands = rows.map((row) => deviceCommand(row, row.createdMs))
+  return { commands, nodes: await handOver(db, nodeId, changesOf(commands)) }
 }
 
 function deviceCommand(row: AcceptedRow, createdMs: number): DeviceCommand {

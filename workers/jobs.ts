@@ -11,7 +11,7 @@ import { LoopDelay } from '../src/loop_delay.ts'
 import {
   executionQueue,
   rolloutQueue,
-  type DeviceCommand,
+  type AddedCommands,
   type EndedCommand,
   type FromJobs,
   type JobsData,
@@ -313,9 +313,9 @@ async function addQueue(
 }
 
 async function runExecution(executionId: string): Promise<void> {
-  const tellCommands = (commands: DeviceCommand[]) => tell({ type: 'commands', commands })
+  const { nodeId } = data
   try {
-    await fanOut(executionId, { db, fanOutDb, tell: tellCommands, signal: stopping.signal })
+    await fanOut(executionId, { db, fanOutDb, tell: tellAdded, nodeId, signal: stopping.signal })
   } catch (error) {
     log.warn({ err: error, executionId }, 'a fan-out stopped; it is taken up again')
     throw error
@@ -323,16 +323,22 @@ async function runExecution(executionId: string): Promise<void> {
 }
 
 async function runRollout(rolloutId: string): Promise<void> {
+  const { nodeId } = data
   try {
-    await advance(rolloutId, { db: fanOutDb, tell: tellRollout, signal: stopping.signal })
+    await advance(rolloutId, { db: fanOutDb, tell: tellRollout, nodeId, signal: stopping.signal })
   } catch (error) {
     log.warn({ err: error, rolloutId }, 'a roll-out stopped in the middle; it is taken up again')
     throw error
   }
 }
 
-function tellRollout({ commands, ended, cancels }: RolloutNews): void {
+function tellAdded({ commands, nodes }: AddedCommands): void {
   if (commands.length > 0) tell({ type: 'commands', commands })
+  if (nodes.length > 0) tell({ type: 'handed', nodes })
+}
+
+function tellRollout({ ended, cancels, ...added }: RolloutNews): void {
+  tellAdded(added)
   if (ended.length > 0) tell({ type: 'ended', status: 'cancelled', ended })
   if (cancels.length > 0) tell({ type: 'cancels', cancels })
 }

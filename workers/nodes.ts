@@ -101,6 +101,11 @@ export async function endOrphans(
 
 /** Forgets nodes once their devices are dealt with; one that came back meanwhile stays. */
 export async function forgetNodes(db: Queryable, ids: readonly string[]): Promise<void> {
+  // Nobody takes what was for them; whoever has their devices by now has read it with the claim.
+  await db.query(
+    `delete from handoffs h where not exists (
+       select from nodes n where n.id = h.node_id and n.lease_until > now())`,
+  )
   await db.query('delete from nodes where id = any($1::uuid[]) and lease_until <= now()', [ids])
 }
 

@@ -1,13 +1,14 @@
 // The large statements of roll-outs: a batch of commands, the ends of upgrades, and commands taken back.
 import { newEventId } from '../src/events.ts'
-import { addingSql, queueFullSql } from './adding.ts'
+import { elsewhereSql } from '../src/handoff_sql.ts'
+import { addingSql, devicesSql, queueFullSql } from './adding.ts'
 import { withoutActor } from './sweeps.ts'
 
 /**
  * Adds the commands of a batch and marks its devices, each of which is pending; the caller holds the
  * roll-out's row. Who needs no command by now is skipped.
  * $1 roll-out, $2 device ids in order, $3 command ids, $4 audit ids, $5 event ids, $6 now in ms, $7 and $8
- * bounds of ids of open commands, $9 open commands per device, $10 the first command id
+ * bounds of ids of open commands, $9 open commands per device, $10 the first command id, $11 this hub
  */
 export const addBatchSql = `
 with r as materialized (
@@ -18,18 +19,11 @@ with r as materialized (
     to_timestamp($6::float8 / 1000) + make_interval(secs => r.expires_in_seconds) as expires_at
   from r, unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[])
     as i(device_id, id, audit_id, event_id)
-), d as (
-  select d.id, d.org_id, d.site_id, d.os || '/' || d.arch as platform, d.agent_version,
-    d.decommissioned_at is not null as gone, o.status = 'suspended' as suspended
-  from devices d join organizations o on o.id = d.org_id
-  where d.id = any($2::uuid[])
-  order by d.id
-  for key share of d
-), t as (
-  select i.*, d.org_id as device_org, d.site_id,
+), ${devicesSql({ ids: '$2::uuid[]', node: '$11::uuid' })}, t as (
+  select i.*, d.org_id as device_org, d.site_id, d.elsewhere,
     case when d.id is null or d.gone then 'decommissioned'
       when d.agent_version = i.version then 'already_installed'
-      when d.platform <> all(i.platforms) then 'no_binary'
+      when d.os || '/' || d.arch <> all(i.platforms) then 'no_binary'
       when d.suspended then 'suspended'
       when ${queueFullSql('$7', '$8', '$9')} then 'queue_full'
     end as skip
@@ -58,7 +52,7 @@ with r as materialized (
 ), moved as (
   update rollouts set batch_floor = least(batch_floor, $10::uuid) where id = $1
 )
-select t.device_id as "deviceId", t.id, jsonb_build_object('version', version)::text as payload,
+select t.device_id as "deviceId", t.id, t.elsewhere, jsonb_build_object('version', version)::text as payload,
   t.timeout_seconds as "timeoutSeconds", $6::float8 as "createdMs",
   floor(extract(epoch from t.expires_at) * 1000)::float8 as "expiresMs"
 from t where t.skip is null order by t.device_id`
@@ -136,7 +130,7 @@ select true as done from cancelled`
  * Asks for commands back that their devices have not confirmed. Those that nobody holds, or whose actor did
  * not do it when asked before, are cancelled here; the actors of the others are to be asked. How
  * `completed_at` is compared steers a plan that is made once away from the index of open commands.
- * $1 roll-out, $2 rows, $3 seconds until an actor is asked again
+ * $1 roll-out, $2 rows, $3 seconds until an actor is asked again, $4 this hub
  */
 export const withdrawSql = `
 with m as materialized (
@@ -171,5 +165,13 @@ with m as materialized (
       'status', 'cancelled')
   from asked a join devices d on d.id = a.device_id
   where a.ended and d.id = any(array(select device_id from m))
+), there as (
+  select a.id, a.device_id, ${elsewhereSql('$4::uuid')} as elsewhere
+  from asked a join device_presence p on p.device_id = a.device_id
+  where p.device_id = any(array(select device_id from m))
+), handed as (
+  insert into handoffs (node_id, device_id, command_id)
+  select elsewhere, device_id, id from there where elsewhere is not null
 )
-select device_id as "deviceId", id, ended from asked`
+select a.device_id as "deviceId", a.id, a.ended, t.elsewhere
+from asked a left join there t on t.id = a.id`

@@ -3,9 +3,16 @@
 // goes on with the next step.
 import { auditOfSystem, insertAudit } from '../src/audit.ts'
 import { plainArray, type Database, type Queryable } from '../src/db.ts'
+import { handOver } from '../src/handoff_sql.ts'
 import { idFloor, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
-import { sendRollout, type DeviceCommand, type EndedCommand } from '../src/queue.ts'
+import {
+  changesOf,
+  sendRollout,
+  type AddedCommands,
+  type DeviceCommand,
+  type EndedCommand,
+} from '../src/queue.ts'
 import {
   addBatchSql,
   cancelPendingSql,
@@ -18,8 +25,7 @@ import { takeTurn } from './turns.ts'
 import { judge, openOf, pendingOf, type Group } from './verdicts.ts'
 
 /** What a step asks to be told of after its commit. */
-export interface RolloutNews {
-  commands: DeviceCommand[]
+export interface RolloutNews extends AddedCommands {
   /** Commands that were cancelled. */
   ended: EndedCommand[]
   /** Commands that their actors are to cancel. */
@@ -30,6 +36,7 @@ interface AdvanceOptions {
   /** Plans its statements once. */
   db: Database
   tell: (news: RolloutNews) => void
+  nodeId: string
   signal: AbortSignal
 }
 
@@ -50,10 +57,13 @@ interface Step extends RolloutNews {
 }
 
 /** Takes a roll-out as far as it can go now. */
-export async function advance(id: string, { db, tell, signal }: AdvanceOptions): Promise<void> {
+export async function advance(
+  id: string,
+  { db, tell, nodeId, signal }: AdvanceOptions,
+): Promise<void> {
   for (;;) {
     if (signal.aborted) throw new Error('the hub is stopping')
-    const step = await db.transaction((tx) => takeStep(tx, id))
+    const step = await db.transaction((tx) => takeStep(tx, nodeId, id))
     if (step === undefined) return
     tell(step)
     if (step.batchFloor !== undefined) await noteTold(db, id, step.batchFloor)
@@ -61,19 +71,19 @@ export async function advance(id: string, { db, tell, signal }: AdvanceOptions):
   }
 }
 
-async function takeStep(tx: Queryable, id: string): Promise<Step | undefined> {
+async function takeStep(tx: Queryable, nodeId: string, id: string): Promise<Step | undefined> {
   const [rollout] = await tx.query<RolloutRow>(lockSql, [id])
   // Somebody else is at it, or it was deleted.
   if (rollout === undefined) return undefined
   // The batch before a crash may be committed and not told; an actor knows an id that it has.
-  if (rollout.batchFloor !== null) return untold(tx, rollout, rollout.batchFloor)
+  if (rollout.batchFloor !== null) return untold(tx, nodeId, rollout, rollout.batchFloor)
   switch (rollout.status) {
     case 'running':
-      return goOn(tx, rollout)
+      return goOn(tx, nodeId, rollout)
     case 'aborted':
     case 'paused':
     case 'halted':
-      return takeBack(tx, rollout)
+      return takeBack(tx, nodeId, rollout)
     case 'completed':
       return rest(tx, id, null)
   }
@@ -84,7 +94,7 @@ select id, org_id as "orgId", version, status, group_number as "groupNumber",
   batch_floor as "batchFloor"
 from rollouts where id = $1 for update skip locked`
 
-const nothing = { commands: [], ended: [], cancels: [], more: false }
+const nothing = { commands: [], nodes: [], ended: [], cancels: [], more: false }
 
 /** Nothing to do until something happens, or these seconds have passed. */
 async function rest(tx: Queryable, id: string, seconds: number | null): Promise<Step> {
@@ -97,13 +107,13 @@ async function rest(tx: Queryable, id: string, seconds: number | null): Promise<
 
 // ---- forward ---------------------------------------------------------------------------------
 
-async function goOn(tx: Queryable, rollout: RolloutRow): Promise<Step> {
+async function goOn(tx: Queryable, nodeId: string, rollout: RolloutRow): Promise<Step> {
   const groups = await tx.query<Group & Record<string, unknown>>(groupsSql, [rollout.id])
   const begun = groups.filter(({ number }) => number <= rollout.groupNumber)
   const verdicts = begun.map(judge)
   const halt = verdicts.find((verdict) => verdict.type === 'halt')
   if (halt) return stop(tx, rollout, halt.reason)
-  if (begun.some((group) => pendingOf(group) > 0)) return addBatch(tx, rollout)
+  if (begun.some((group) => pendingOf(group) > 0)) return addBatch(tx, nodeId, rollout)
   if (verdicts.at(-1)?.type !== 'passed') return rest(tx, rollout.id, null)
   if (begun.length < groups.length) return beginNext(tx, rollout)
   if (groups.some((group) => openOf(group) > 0)) return rest(tx, rollout.id, null)
@@ -178,7 +188,19 @@ interface AddedRow extends Record<string, unknown> {
   expiresMs: number
 }
 
-async function addBatch(tx: Queryable, { id, groupNumber }: RolloutRow): Promise<Step> {
+interface Placed {
+  elsewhere: string | null
+}
+
+function nodesOf(rows: readonly Placed[]): string[] {
+  return [...new Set(rows.flatMap(({ elsewhere }) => elsewhere ?? []))]
+}
+
+async function addBatch(
+  tx: Queryable,
+  nodeId: string,
+  { id, groupNumber }: RolloutRow,
+): Promise<Step> {
   const next = await tx.query<{ id: string }>(
     `select device_id as id from rollout_devices
      where rollout_id = $1 and status = 'pending' and group_number <= $2
@@ -188,7 +210,7 @@ async function addBatch(tx: Queryable, { id, groupNumber }: RolloutRow): Promise
   const devices = next.map((row) => row.id).toSorted()
   const createdMs = Date.now()
   const ids = devices.map(() => newId(createdMs))
-  const rows = await tx.query<AddedRow>(addBatchSql, [
+  const rows = await tx.query<AddedRow & Placed>(addBatchSql, [
     id,
     plainArray(devices),
     plainArray(ids),
@@ -200,13 +222,20 @@ async function addBatch(tx: Queryable, { id, groupNumber }: RolloutRow): Promise
     idFloor(createdMs + 3_600_000),
     limits.openCommandsMax,
     ids[0],
+    nodeId,
   ])
   const told = ids[0] === undefined ? {} : { batchFloor: ids[0] }
-  return { ...nothing, commands: rows.map(deviceCommand), more: true, ...told }
+  const commands = rows.filter(({ elsewhere }) => elsewhere === null).map(deviceCommand)
+  return { ...nothing, commands, nodes: nodesOf(rows), more: true, ...told }
 }
 
-/** The commands of the last batch that still wait for their device. */
-async function untold(tx: Queryable, { id }: RolloutRow, batchFloor: string): Promise<Step> {
+/** The commands of the last batch that still wait for their device, on whichever hub it is now. */
+async function untold(
+  tx: Queryable,
+  nodeId: string,
+  { id }: RolloutRow,
+  batchFloor: string,
+): Promise<Step> {
   const rows = await tx.query<AddedRow>(
     `select c.device_id as "deviceId", c.id, c.payload::text,
        c.timeout_seconds as "timeoutSeconds",
@@ -218,10 +247,14 @@ async function untold(tx: Queryable, { id }: RolloutRow, batchFloor: string): Pr
      order by c.id`,
     [id, batchFloor],
   )
-  return { ...nothing, commands: rows.map(deviceCommand), more: true, batchFloor }
+  const commands = rows.map(deviceCommand)
+  const nodes = await handOver(tx, nodeId, changesOf(commands))
+  return { ...nothing, commands, nodes, more: true, batchFloor }
 }
 
-function deviceCommand({ deviceId, ...command }: AddedRow): DeviceCommand {
+function deviceCommand(row: AddedRow): DeviceCommand {
+  const { deviceId, id, payload, timeoutSeconds, createdMs, expiresMs } = row
+  const command = { id, payload, timeoutSeconds, createdMs, expiresMs }
   const more = { action: 'upgrade_agent', concurrent: false, awaited: false, executionId: null }
   return { deviceId, command: { ...command, ...more } }
 }
@@ -239,15 +272,14 @@ async function noteTold(db: Queryable, id: string, batchFloor: string): Promise<
  * What a device has not confirmed it shall not get while the roll-out stands still. A device that comes back
  * would otherwise take a version that has just been halted.
  */
-async function takeBack(tx: Queryable, { id, status }: RolloutRow): Promise<Step> {
+async function takeBack(tx: Queryable, nodeId: string, { id, status }: RolloutRow): Promise<Step> {
   if (status === 'aborted') {
     const cancelled = await tx.query(cancelPendingSql, [id, limits.rolloutCancelMax])
     if (cancelled.length > 0) return { ...nothing, more: true }
   }
-  const asked = await tx.query<EndedCommand & { ended: boolean } & Record<string, unknown>>(
-    withdrawSql,
-    [id, limits.executionBatchMax, limits.rolloutWithdrawSeconds],
-  )
+  type Asked = EndedCommand & Placed & { ended: boolean } & Record<string, unknown>
+  const values = [id, limits.executionBatchMax, limits.rolloutWithdrawSeconds, nodeId]
+  const asked = await tx.query<Asked>(withdrawSql, values)
   if (asked.length === 0) {
     const [left] = await tx.query<{ waits: boolean }>(unconfirmedSql, [id])
     return rest(tx, id, left?.waits ? limits.rolloutWithdrawSeconds : null)
@@ -257,7 +289,8 @@ async function takeBack(tx: Queryable, { id, status }: RolloutRow): Promise<Step
   return {
     ...nothing,
     ended: named(asked.filter(({ ended }) => ended)),
-    cancels: named(asked.filter(({ ended }) => !ended)),
+    cancels: named(asked.filter(({ ended, elsewhere }) => !ended && elsewhere === null)),
+    nodes: nodesOf(asked),
     more: true,
   }
 }

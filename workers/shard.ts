@@ -81,6 +81,10 @@ const store = new Store(db, data.nodeId, {
     for (const one of claimed) onClaimed(one)
     flush()
   },
+  onClaimedFrom: (nodes) => {
+    toFront({ type: 'claimed_from', nodes })
+    flush()
+  },
   onCommands: (outcomes) => {
     onCommands(outcomes)
     flush()
@@ -185,6 +189,10 @@ function onMessage(message: ShardMessage): void {
       return tell(byConn[message.conn], { type: 'sent', id: message.id })
     case 'command':
       return tell(byId.get(message.deviceId), { type: 'command', command: message.command })
+    case 'handed':
+      return tell(byId.get(message.deviceId), { type: 'checked', command: message.command })
+    case 'superseded':
+      return onSuperseded(byId.get(message.deviceId), message.epoch)
     case 'cancel':
       return onCancel(message)
     case 'ended':
@@ -248,6 +256,11 @@ function onClosed(conn: number): void {
   run(device, { type: 'closed' })
   // A claim under way finds nobody and takes the presence back itself.
   if (byId.get(device.id) === device) byId.delete(device.id)
+}
+
+function onSuperseded(device: Device | undefined, epoch: number): void {
+  // One that is being claimed is newer than what was told.
+  if (device && device.epoch !== 0 && device.epoch < epoch) supersede(device, device.epoch)
 }
 
 function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {

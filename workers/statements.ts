@@ -3,6 +3,7 @@
 // once, and for a join alone the whole table may be read, as suits it while it is empty.
 import { commandColumns } from '../src/command_row.ts'
 import { countEndsSql } from '../src/execution_ends.ts'
+import { elsewhereSql } from '../src/handoff_sql.ts'
 import { upgradeColumns, upgradeEndsSql, upgradeStartsSql } from '../src/upgrades.ts'
 
 // An open command as an actor takes it; `o` is the row.
@@ -24,16 +25,17 @@ select o.device_id as "deviceId", ${storedCommand} as command
 from o where o.completed_at is null`
 
 /**
- * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks.
- * Returns the device's open commands and threshold alerts as the same snapshot sees them.
- * $1 device ids, $2 addresses, $3 new token used, $4 event ids, $5 node, $6 oldest open command in days
+ * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks. Another
+ * hub that held it is to look, and is returned as `from`.
+ * $1 device ids, $2 addresses, $3 new token used, $4 event ids, $5 node
  */
 export const claimSql = `
 with i as (
   select * from unnest($1::uuid[], $2::text[], $3::boolean[], $4::uuid[])
     as i(device_id, ip, rotated, event_id)
 ), p as (
-  select p.device_id, p.status, p.org_id from device_presence p
+  select p.device_id, p.status, p.org_id, ${elsewhereSql('$5::uuid')} as held_by
+  from device_presence p
   join i using (device_id)
   where p.status <> 'decommissioned'
   order by p.device_id
@@ -45,7 +47,7 @@ with i as (
     status_at = case when p.status = 'online' then d.status_at else now() end
   from p join i using (device_id)
   where d.device_id = p.device_id
-  returning d.device_id, d.org_id, d.epoch, p.status as was, i.event_id, i.rotated
+  returning d.device_id, d.org_id, d.epoch, p.status as was, p.held_by, i.event_id, i.rotated
 ), rotated as (
   update devices d set token_hash = d.next_token_hash, next_token_hash = null
   from claimed c
@@ -57,21 +59,28 @@ with i as (
     jsonb_build_object('deviceId', c.device_id)
   from claimed c join devices d on d.id = c.device_id
   where c.was <> 'online' and d.id = any($1::uuid[])
+), handed as (
+  insert into handoffs (node_id, device_id)
+  select held_by, device_id from claimed where held_by is not null
 )
-select c.device_id as id, c.epoch::text as epoch, (
+select device_id as id, epoch::text as epoch, held_by as "from" from claimed`
+
+/** Open commands and threshold alerts of devices. $1 device ids, $2 oldest open command in days */
+export const loadSql = `
+select d.id, (
   select json_agg(${storedCommand} order by o.id)
   from (
     select * from commands k
-    where k.device_id = c.device_id and k.completed_at is null
-      and k.id >= uuid7_floor(now() - make_interval(days => $6))
+    where k.device_id = d.id and k.completed_at is null
+      and k.id >= uuid7_floor(now() - make_interval(days => $2))
     order by k.id
   ) o
 ) as commands, (
   select json_agg(a.kind) from alerts a
-  where a.device_id = c.device_id and a.status <> 'resolved'
+  where a.device_id = d.id and a.status <> 'resolved'
     and a.kind in ('cpu_high', 'memory_high', 'disk_high')
 ) as high
-from claimed c`
+from unnest($1::uuid[]) as d(id)`
 
 /**
  * The socket of this epoch is gone, and with it comes what was heard on it last.

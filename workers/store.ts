@@ -11,6 +11,7 @@ import {
   checkSql,
   claimSql,
   inventorySql,
+  loadSql,
   offlineSql,
   phaseSql,
   seenSql,
@@ -64,6 +65,8 @@ export interface StoreEvents {
   /** Awaited before devices of these organizations are claimed. */
   beforeClaims(orgIds: string[]): Promise<void>
   onClaimed(claimed: Claimed[]): void
+  /** Other hubs that held devices which were claimed. */
+  onClaimedFrom(nodes: string[]): void
   onCommands(outcomes: CommandOutcome[]): void
   /** Of the commands asked for, those that are open. */
   onChecked(checked: { deviceId: string; command: StoredCommand }[]): void
@@ -75,6 +78,11 @@ export interface StoreEvents {
   onAlertsRefused(count: number): void
   onBatch(statement: string, rows: number): void
   onProblem(message: string, details: Record<string, unknown>): void
+}
+
+interface Loaded extends Record<string, unknown> {
+  commands: StoredCommand[] | null
+  high: HighKind[] | null
 }
 
 interface Check {
@@ -256,27 +264,36 @@ export class Store {
     const latest = new Map(claims.map((claim) => [claim.deviceId, claim]))
     const wanted = [...latest.values()]
     await this.events.beforeClaims(wanted.map((claim) => claim.orgId))
-    const rows = await this.db.query<{
-      id: string
-      epoch: string
-      commands: StoredCommand[] | null
-      high: HighKind[] | null
-    }>(claimSql, [
+    const rows = await this.db.query<{ id: string; epoch: string; from: string | null }>(claimSql, [
       plainArray(wanted.map((claim) => claim.deviceId)),
       textArray(wanted.map((claim) => claim.ip)),
       plainArray(wanted.map((claim) => claim.tokenRotated)),
       plainArray(wanted.map(() => newId())),
       this.nodeId,
-      limits.openCommandDaysMax,
     ])
-    const byId = new Map(rows.map((row) => [row.id, row]))
+    const from = new Set(rows.flatMap((row) => row.from ?? []))
+    if (from.size > 0) this.events.onClaimedFrom([...from])
+    const epochs = new Map(rows.map((row) => [row.id, Number(row.epoch)]))
+    const loaded = await this.load([...epochs.keys()])
     this.events.onClaimed(
       wanted.map((claim) => {
-        const row = byId.get(claim.deviceId)
-        const { epoch = 0, commands, high } = row ?? {}
-        return { claim, epoch: Number(epoch), commands: commands ?? [], high: high ?? [] }
+        const { commands, high } = loaded.get(claim.deviceId) ?? {}
+        const epoch = epochs.get(claim.deviceId) ?? 0
+        return { claim, epoch, commands: commands ?? [], high: high ?? [] }
       }),
     )
+  }
+
+  /**
+   * What the claimed devices have open. After the claim's commit: who committed a command before it is seen,
+   * and who commits one from here on sees which hub holds the device.
+   */
+  private async load(deviceIds: string[]): Promise<Map<string, Loaded>> {
+    const rows = await this.db.query<Loaded & { id: string }>(loadSql, [
+      plainArray(deviceIds),
+      limits.openCommandDaysMax,
+    ])
+    return new Map(rows.map((row) => [row.id, row]))
   }
 
   private async writeOfflines(items: Seen[]): Promise<void> {

@@ -10,6 +10,7 @@ import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
 import type { Platform } from '../executable.ts'
 import { countEndsSql } from '../execution_ends.ts'
+import { handOver } from '../handoff_sql.ts'
 import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager } from '../page.ts'
@@ -318,9 +319,7 @@ function acceptedJson(command: NewCommand, accepted: Accepted): string {
 }
 
 interface OpenRow extends Record<string, unknown> {
-  deviceId: string
   orgId: string
-  siteId: string
   action: string
   status: string
   ended: boolean
@@ -329,11 +328,19 @@ interface OpenRow extends Record<string, unknown> {
 async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined, object>) {
   const { actor } = call
   const id = commandId(call.params.id)
-  const deviceId = await requestCancel(ctx, call, id)
+  const { deviceId, status, nodes } = await requestCancel(ctx, call, id)
+  if (nodes.length > 0) {
+    ctx.handoffs.wake(nodes)
+    // What was not sent yet ends at once there, too.
+    if (status === 'pending') await ctx.commands.ended(id, limits.cancelSecondsMax, call.onAbort)
+    return { status: 200, json: await findCommand(ctx.commandDb, actor, id) }
+  }
   const answer = await ctx.shards.cancel(deviceId, id)
   // No actor here holds it: the device is off, so PostgreSQL alone decides.
   if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.shards.ended([id])
-  if (answer === 'cancelled') await ctx.commands.ended(id, 5, call.onAbort)
+  if (answer === 'cancelled') {
+    await ctx.commands.ended(id, limits.cancelSecondsMax, call.onAbort)
+  }
   return { status: 200, json: await findCommand(ctx.commandDb, actor, id) }
 }
 
@@ -342,14 +349,22 @@ async function requestCancel(
   ctx: Context,
   call: Call<{ id: string }, undefined, unknown>,
   id: string,
-): Promise<string> {
+): Promise<{ deviceId: string; status: string; nodes: string[] }> {
   return ctx.db.transaction(async (tx) => {
     const where = withinScope(new Where().and('c.id = ?', id), call.actor)
-    const [row] = await tx.query<OpenRow>(
-      `select c.device_id as "deviceId", c.org_id as "orgId", c.action, c.status,
-        c.completed_at is not null as ended
-      from commands c join devices d on d.id = c.device_id ${where.text()} for update of c`,
+    const [found] = await tx.query<{ deviceId: string }>(
+      `select c.device_id as "deviceId"
+      from commands c join devices d on d.id = c.device_id ${where.text()}`,
       where.values,
+    )
+    if (found === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
+    const { deviceId } = found
+    // Presence before command, as everybody locks them.
+    const nodes = await handOver(tx, ctx.nodeId, [{ deviceId, commandId: id }])
+    const [row] = await tx.query<OpenRow>(
+      `select org_id as "orgId", action, status, completed_at is not null as ended
+      from commands where id = $1 for update`,
+      [id],
     )
     if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
     if (row.ended) {
@@ -365,12 +380,12 @@ async function requestCancel(
         action: 'command.cancel',
         resourceType: 'command',
         resourceId: id,
-        deviceId: row.deviceId,
+        deviceId,
         orgId: row.orgId,
         details: { status: row.status, action: row.action },
       }),
     ])
-    return row.deviceId
+    return { deviceId, status: row.status, nodes }
   })
 }
 

@@ -6,6 +6,7 @@ import { auditOf, insertAudit } from '../audit.ts'
 import type { Scope } from '../auth.ts'
 import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
+import { handOver } from '../handoff_sql.ts'
 import { countEndsSql } from '../execution_ends.ts'
 import { insertEvents } from '../events.ts'
 import { limits } from '../limits.ts'
@@ -206,6 +207,7 @@ interface Patch {
 
 async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, Patch>) {
   const { actor, params, body } = call
+  const nodes: string[] = []
   const json = await ctx.db.transaction(async (tx) => {
     const before = await lockDevice(tx, actor, params.id)
     if (before.decommissioned) throw decommissioned()
@@ -220,7 +222,10 @@ async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, 
       where id = $1`,
       [params.id, after.displayName, after.siteId, after.tags],
     )
-    if (after.siteId !== before.siteId) await moveDeviceAlerts(tx, params.id, after.siteId)
+    if (after.siteId !== before.siteId) {
+      await moveDeviceAlerts(tx, params.id, after.siteId)
+      nodes.push(...(await handOver(tx, ctx.nodeId, [{ deviceId: params.id }])))
+    }
     const { displayName, siteId, tags } = before
     await insertAudit(tx, [
       auditOf(call, {
@@ -240,6 +245,7 @@ async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, 
     await insertEvents(tx, [{ ...event, type: 'device.updated' }])
     return findDevice(tx, actor, params.id, true)
   })
+  ctx.handoffs.wake(nodes)
   if (body.siteId !== undefined) {
     ctx.terminals.deviceMoved(params.id.toLowerCase(), body.siteId.toLowerCase())
   }
@@ -261,12 +267,17 @@ async function requireSite(tx: Queryable, scope: Scope, orgId: string, siteId: s
 async function decommissionDevice(ctx: Context, call: Call<{ id: string }, undefined, undefined>) {
   const { actor, params } = call
   const ended: string[] = []
+  const nodes: string[] = []
   const json = await ctx.db.transaction(async (tx) => {
     const before = await lockDevice(tx, actor, params.id)
     // Twice is as good as once; the second time changes and records nothing.
-    if (!before.decommissioned) ended.push(...(await decommission(tx, call, before)))
+    if (!before.decommissioned) {
+      nodes.push(...(await handOver(tx, ctx.nodeId, [{ deviceId: params.id }])))
+      ended.push(...(await decommission(tx, call, before)))
+    }
     return findDevice(tx, actor, params.id, false)
   })
+  ctx.handoffs.wake(nodes)
   ctx.shards.tell(params.id, { type: 'decommissioned', deviceId: params.id })
   ctx.shards.ended(ended)
   return { status: 200, json }

@@ -116,13 +116,14 @@ interface DeviceRow extends Row {
   orgId: string
   siteId: string
   status: string
+  nodeId: string | null
 }
 
 /** The device, when a terminal can be opened on it here. Throws what is in the way. */
 async function connectedDevice(ctx: Context, scope: Scope, id: string): Promise<TerminalDevice> {
   const where = withinScope(new Where().and('d.id = ?', id), scope)
   const [device] = await ctx.db.query<DeviceRow>(
-    `select d.id, d.org_id as "orgId", d.site_id as "siteId", p.status
+    `select d.id, d.org_id as "orgId", d.site_id as "siteId", p.status, p.node_id as "nodeId"
      from devices d join device_presence p on p.device_id = d.id ${where.text()}`,
     where.values,
   )
@@ -130,8 +131,8 @@ async function connectedDevice(ctx: Context, scope: Scope, id: string): Promise<
   if (device.status === 'decommissioned') {
     throw new AppError('DEVICE_DECOMMISSIONED', 'the device is decommissioned')
   }
-  if (ctx.terminals.isHere(device.id)) return device
-  if (device.status === 'online') throw elsewhere()
+  if (device.nodeId === ctx.nodeId && (await ctx.terminals.arrival(device.id))) return device
+  if (device.status === 'online' && device.nodeId !== ctx.nodeId) throw elsewhere()
   throw new AppError('DEVICE_OFFLINE', 'the device is offline; a terminal needs it connected')
 }
 

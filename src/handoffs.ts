@@ -1,0 +1,178 @@
+// What hubs hand to each other: a change is committed together with a row for the hub that holds the device; that
+// hub takes the row, reads what is true now and tells the actor. The bus only says when; what it loses, a
+// sweep finds.
+import { setTimeout as sleep } from 'node:timers/promises'
+import { LRUCache } from 'lru-cache'
+import { uuidsIn, type Bus } from './bus.ts'
+import type { Database } from './db.ts'
+import { endsSql, takeSql } from './handoff_sql.ts'
+import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
+import type { Metrics } from './metrics.ts'
+import { isConcurrent } from './protocol.ts'
+import type { Shards } from './shards.ts'
+
+export interface HandoffsOptions {
+  nodeId: string
+  db: Database
+  bus: Bus
+  shards: Shards
+  log: Logger
+  metrics: Metrics
+  /** A device that is connected here is at this site now. */
+  onSite: (deviceId: string, siteId: string) => void
+  /** Commands whose end a request here waits for, oldest first. */
+  awaited: () => string[]
+}
+
+interface Taken extends Record<string, unknown> {
+  deviceId: string
+  nodeId: string | null
+  epoch: string
+  gone: boolean
+  siteId: string
+  commandId: string | null
+  origin: string | null
+  /** Null: the command is not there, or the row tells of the device. */
+  ended: boolean | null
+  cancelRequested: boolean
+  action: string
+  payload: string
+  timeoutSeconds: number
+  createdMs: number
+  expiresMs: number
+  executionId: string | null
+}
+
+export class Handoffs {
+  /** Hubs that wait for the end of a command, by its id; as long as a request may wait. */
+  private readonly origins = new LRUCache<string, string>({
+    max: limits.waitersMax,
+    ttl: limits.waitSecondsMax * 1000,
+  })
+  private readonly stop = new AbortController()
+  private taking: Promise<void> | undefined
+  private again = false
+  private readonly sweeping: Promise<void>
+  private readonly options: HandoffsOptions
+
+  constructor(options: HandoffsOptions) {
+    this.options = options
+    const { bus, shards } = options
+    bus.on('handed', () => void this.take('hint'))
+    bus.on('ended', (_from, body) => shards.ended(uuidsIn(body)))
+    bus.onBack(() => void this.take('sweep'))
+    shards.onEnded((ids) => this.tellOrigins(ids))
+    this.sweeping = this.sweep()
+  }
+
+  /** These hubs have rows to take; call it after the commit. */
+  wake(nodes: Iterable<string | null>): void {
+    for (const node of new Set(nodes)) if (node !== null) this.options.bus.send(node, 'handed', '')
+  }
+
+  /** Takes what waits for this hub. Those who call meanwhile share one more look. */
+  take(found: 'hint' | 'sweep'): Promise<void> {
+    if (this.taking) {
+      this.again = true
+      return this.taking
+    }
+    this.taking = this.takeAll(found).finally(() => {
+      this.taking = undefined
+    })
+    return this.taking
+  }
+
+  async close(): Promise<void> {
+    this.stop.abort()
+    await this.sweeping
+    await this.taking
+  }
+
+  private async takeAll(found: 'hint' | 'sweep'): Promise<void> {
+    const { db, nodeId, log, metrics } = this.options
+    let rows: Taken[]
+    do {
+      this.again = false
+      try {
+        rows = await db.query<Taken>(takeSql, [nodeId, limits.handoffBatchMax])
+      } catch (error) {
+        // The rows are still there: the sweep tries again.
+        log.debug({ err: error }, 'what other hubs handed over can not be taken')
+        return
+      }
+      metrics.handoffs.inc({ found }, rows.length)
+      for (const row of rows) this.tell(row)
+    } while (this.again || rows.length === limits.handoffBatchMax)
+  }
+
+  private tell(row: Taken): void {
+    const { shards, nodeId, onSite } = this.options
+    const { deviceId, commandId: id, ended } = row
+    if (row.gone) return shards.tell(deviceId, { type: 'decommissioned', deviceId })
+    if (row.nodeId !== nodeId) {
+      // Who claimed it has read its queue after the change; here it is over.
+      return shards.tell(deviceId, { type: 'superseded', deviceId, epoch: Number(row.epoch) })
+    }
+    if (id === null) return onSite(deviceId, row.siteId)
+    if (ended === null) return
+    if (ended) {
+      shards.tell(deviceId, { type: 'ended', deviceId, id })
+      if (row.origin !== null) this.options.bus.send(row.origin, 'ended', id)
+      return
+    }
+    if (row.origin !== null) this.origins.set(id, row.origin)
+    const { action, payload, timeoutSeconds, createdMs, expiresMs, executionId } = row
+    shards.tell(deviceId, {
+      type: 'handed',
+      deviceId,
+      command: {
+        id,
+        action,
+        payload,
+        timeoutSeconds,
+        createdMs,
+        expiresMs,
+        concurrent: isConcurrent(action),
+        awaited: false,
+        executionId,
+      },
+    })
+    if (row.cancelRequested) shards.tellCancel(deviceId, id)
+  }
+
+  private tellOrigins(ids: readonly string[]): void {
+    if (this.origins.size === 0) return
+    const byNode = new Map<string, string[]>()
+    for (const id of ids) {
+      const origin = this.origins.get(id)
+      if (origin === undefined) continue
+      this.origins.delete(id)
+      byNode.set(origin, [...(byNode.get(origin) ?? []), id])
+    }
+    for (const [node, ended] of byNode) this.options.bus.send(node, 'ended', ended.join(' '))
+  }
+
+  /** What the bus lost: rows for this hub, and ends that its requests wait for. */
+  private async sweep(): Promise<void> {
+    const { signal } = this.stop
+    for (;;) {
+      await sleep(limits.sweepMs, undefined, { signal }).catch(() => {})
+      if (signal.aborted) return
+      await this.take('sweep')
+      await this.lookForEnds()
+    }
+  }
+
+  private async lookForEnds(): Promise<void> {
+    const { db, shards, awaited, log } = this.options
+    const ids = awaited()
+    if (ids.length === 0) return
+    try {
+      const rows = await db.query<{ id: string }>(endsSql, [ids])
+      if (rows.length > 0) shards.ended(rows.map((row) => row.id))
+    } catch (error) {
+      log.debug({ err: error }, 'ends that requests wait for can not be read')
+    }
+  }
+}

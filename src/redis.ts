@@ -1,0 +1,94 @@
+// Connections to Redis that nobody waits for: each is used once, and whatever goes wrong or takes too long ends
+// it. Redis holds nothing that can't be lost; what is shared through it stands in the files that use this one.
+import { setTimeout as sleep } from 'node:timers/promises'
+import { createClient } from '@redis/client'
+import { limits } from './limits.ts'
+
+export type Connection = ReturnType<typeof connectionTo>
+
+/** The client's own way back is off, because it waits without end for a server that accepts and says nothing. */
+export function connectionTo(url: string, signal: AbortSignal) {
+  const client = createClient({
+    url,
+    // What servers of any age speak, without a handshake that permissions could refuse.
+    RESP: 2,
+    disableClientInfo: true,
+    disableOfflineQueue: true,
+    maintNotifications: 'disabled',
+    socket: { reconnectStrategy: false, connectTimeout: limits.redisConnectMsMax },
+  })
+  const broken = Promise.withResolvers<never>()
+  // Nobody may be waiting when it breaks; the next who asks is told.
+  broken.promise.catch(() => {})
+  client.on('error', (error) => broken.reject(error))
+  const abort = () => broken.reject(new Error('the hub stops'))
+  signal.addEventListener('abort', abort, { once: true })
+
+  async function within<T>(ms: number, what: Promise<T>): Promise<T> {
+    const late = setTimeout(() => broken.reject(new Error(`no answer within ${ms} ms`)), ms)
+    try {
+      return await Promise.race([what, broken.promise])
+    } finally {
+      clearTimeout(late)
+    }
+  }
+
+  return {
+    client,
+    /** Rejects when the connection breaks, or the hub stops. */
+    broken: broken.promise,
+    /** Ends the connection for everybody who waits for it. */
+    fail: (error: Error) => broken.reject(error),
+    async open(): Promise<void> {
+      await within(limits.redisConnectMsMax, client.connect())
+    },
+    /** The answer to a command; one that takes too long breaks the connection. */
+    answer<T>(command: Promise<T>): Promise<T> {
+      return within(limits.redisAnswerMsMax, command)
+    },
+    close(): void {
+      signal.removeEventListener('abort', abort)
+      client.destroy()
+    },
+  }
+}
+
+/** The url may hold a password and is never logged. */
+export interface RedisUse {
+  /** One connection or more, until they fail; calls `works` whenever Redis has just answered. */
+  use(works: () => void): Promise<void>
+  /** Once per outage: a Redis that is away for a day is told of once, not for every try. */
+  onLost(error: unknown): void
+  onBack(): void
+  signal: AbortSignal
+}
+
+export interface RedisLink {
+  state(): 'ok' | 'down'
+  /** Resolves when the signal has ended it. */
+  ended: Promise<void>
+}
+
+/** Keeps Redis in use until the signal; fails never: while Redis is away it keeps trying. */
+export function keepRedis({ use, onLost, onBack, signal }: RedisUse): RedisLink {
+  let state: 'starting' | 'ok' | 'down' = 'starting'
+  let failures = 0
+  const works = () => {
+    failures = 0
+    if (state === 'ok') return
+    state = 'ok'
+    onBack()
+  }
+  const lose = (error: unknown) => {
+    if (!signal.aborted && state !== 'down') onLost(error)
+    state = 'down'
+  }
+  const keep = async () => {
+    while (!signal.aborted) {
+      await use(works).catch(lose)
+      const pauseMs = Math.min(limits.redisRetryMsMax, 50 * 2 ** failures++) * Math.random()
+      await sleep(pauseMs, undefined, { signal }).catch(() => {})
+    }
+  }
+  return { state: () => (state === 'ok' ? 'ok' : 'down'), ended: keep() }
+}
