@@ -11,10 +11,11 @@ import { connectionTo, keepRedis, type Connection } from './redis.ts'
 import { keyFrom, sealBytes, unsealBytes } from './seal.ts'
 
 /**
- * `handed`: rows wait for the hub it is sent to. `ended`: ids of commands that its requests wait for.
+ * `handed`: rows wait for the hub it is sent to. `ended`: ids of commands that its requests wait for. `cancel`: what
+ * an actor answered, and the id of the command.
  * `terminal`, `frame`: a terminal session whose ends are on two hubs. `probe`: to oneself.
  */
-export const busKinds = ['probe', 'handed', 'ended', 'terminal', 'frame'] as const
+export const busKinds = ['probe', 'handed', 'ended', 'cancel', 'terminal', 'frame'] as const
 export type BusKind = (typeof busKinds)[number]
 
 /** `from` is the node that sent it. */

@@ -7,6 +7,7 @@ import { uuidsIn, type Bus } from './bus.ts'
 import type { Database } from './db.ts'
 import { endsSql, takeSql } from './handoff_sql.ts'
 import { limits } from './limits.ts'
+import type { CancelAnswer } from '../workers/device.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { isConcurrent } from './protocol.ts'
@@ -50,6 +51,8 @@ export class Handoffs {
     max: limits.waitersMax,
     ttl: limits.waitSecondsMax * 1000,
   })
+  /** Requests that wait for what an actor on another hub says to a cancel. */
+  private readonly asking = new Map<string, (answer: CancelAnswer) => void>()
   private readonly stop = new AbortController()
   private taking: Promise<void> | undefined
   private again = false
@@ -61,6 +64,10 @@ export class Handoffs {
     const { bus, shards } = options
     bus.on('handed', () => void this.take('hint'))
     bus.on('ended', (_from, body) => shards.ended(uuidsIn(body)))
+    bus.on('cancel', (_from, body) => {
+      const [answer, id = ''] = body.toString('latin1').split(' ')
+      this.asking.get(id)?.(answer as CancelAnswer)
+    })
     bus.onBack(() => void this.take('sweep'))
     shards.onEnded((ids) => this.tellOrigins(ids))
     this.sweeping = this.sweep()
@@ -69,6 +76,25 @@ export class Handoffs {
   /** These hubs have rows to take; call it after the commit. */
   wake(nodes: Iterable<string | null>): void {
     for (const node of new Set(nodes)) if (node !== null) this.options.bus.send(node, 'handed', '')
+  }
+
+  /**
+   * What the actor on another hub says to the cancel that was handed to it; undefined when nothing is heard of it
+   * for so long, or `onAbort` calls. Of two requests at once the later one hears it.
+   */
+  async cancelAnswer(
+    id: string,
+    seconds: number,
+    onAbort: (gone: () => void) => void,
+  ): Promise<CancelAnswer | undefined> {
+    const { promise, resolve } = Promise.withResolvers<CancelAnswer | undefined>()
+    const timer = setTimeout(() => resolve(undefined), seconds * 1000)
+    this.asking.set(id, resolve)
+    onAbort(() => resolve(undefined))
+    const answer = await promise
+    clearTimeout(timer)
+    if (this.asking.get(id) === resolve) this.asking.delete(id)
+    return answer
   }
 
   /** Takes what waits for this hub. Those who call meanwhile share one more look. */
@@ -109,7 +135,11 @@ export class Handoffs {
   private tell(row: Taken): void {
     const { shards, nodeId, onSite } = this.options
     const { deviceId, commandId: id, ended } = row
-    if (row.gone) return shards.tell(deviceId, { type: 'decommissioned', deviceId })
+    if (row.gone) {
+      // Its commands ended with it.
+      void this.lookForEnds()
+      return shards.tell(deviceId, { type: 'decommissioned', deviceId })
+    }
     if (row.nodeId !== nodeId) {
       // Who claimed it has read its queue after the change; here it is over.
       return shards.tell(deviceId, { type: 'superseded', deviceId, epoch: Number(row.epoch) })
@@ -138,7 +168,17 @@ export class Handoffs {
         executionId,
       },
     })
-    if (row.cancelRequested) shards.tellCancel(deviceId, id)
+    if (row.cancelRequested) void this.cancel(deviceId, id, row.origin)
+  }
+
+  private async cancel(deviceId: string, id: string, origin: string | null): Promise<void> {
+    const { shards, bus } = this.options
+    try {
+      const answer = await shards.cancel(deviceId, id)
+      if (origin !== null) bus.send(origin, 'cancel', `${answer} ${id}`)
+    } catch {
+      // Its shard restarts: the new one finds the wish in the command's row.
+    }
   }
 
   private tellOrigins(ids: readonly string[]): void {

@@ -116,6 +116,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       onRestart: () => metrics.shardRestarts.inc(),
       onBatch: (entries) => metrics.batch.observe({ statement: 'front_to_shard' }, entries),
       onClaimedFrom: (nodes) => handoffs.wake(nodes),
+      onSuperseded: () => void handoffs.take('sweep'),
     })
     stops.push(() => shards.close())
     const bus = joinBus({

@@ -219,6 +219,8 @@ export type FrontMessage =
   | { type: 'answer'; ask: number; value: unknown }
   /** Devices were claimed that these other hubs held. */
   | { type: 'claimed_from'; nodes: string[] }
+  /** A device is not this hub's any more, and what another one says of it may wait to be taken. */
+  | { type: 'superseded' }
   /** Once a second, what this shard counted since the last time. */
   | { type: 'observed'; observed: Observed }
   | { type: 'stopped' }

@@ -56,15 +56,15 @@ export function connectionTo(url: string, signal: AbortSignal) {
 /** The url may hold a password and is never logged. */
 export interface RedisUse {
   /** One connection or more, until they fail; calls `works` whenever Redis has just answered. */
-  use(works: () => void): Promise<void>
+  use: (works: () => void) => Promise<void>
   /** Once per outage: a Redis that is away for a day is told of once, not for every try. */
-  onLost(error: unknown): void
-  onBack(): void
+  onLost: (error: unknown) => void
+  onBack: () => void
   signal: AbortSignal
 }
 
 export interface RedisLink {
-  state(): 'ok' | 'down'
+  state: () => 'ok' | 'down'
   /** Resolves when the signal has ended it. */
   ended: Promise<void>
 }

@@ -44,6 +44,8 @@ export interface ShardsOptions {
   onBatch: (frames: number) => void
   /** These hubs have lost devices to this one. */
   onClaimedFrom: (nodes: string[]) => void
+  /** Another hub did something to a device of this one: it may say what. */
+  onSuperseded: () => void
 }
 
 /** Ids of ended commands; rows by id as JSON texts, where the end brought them along. */
@@ -325,6 +327,8 @@ export class Shards {
         return
       case 'claimed_from':
         return this.options.onClaimedFrom(message.nodes)
+      case 'superseded':
+        return this.options.onSuperseded()
       case 'observed':
         return this.options.onObserved(shard.index, message.observed)
       case 'stopped':

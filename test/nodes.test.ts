@@ -189,7 +189,13 @@ describe('orphans', () => {
 test('a dead node is forgotten, one that came back is not', async () => {
   const dead = await addNode(db, -1)
   const back = await addNode(db, 15)
+  const [row] = await db.query<{ deviceId: string }>('select gen_random_uuid() as "deviceId"')
+  for (const node of [dead, back, newId()]) {
+    const values = [node, row?.deviceId]
+    await db.query('insert into handoffs (node_id, device_id) values ($1, $2)', values)
+  }
   await forgetNodes(db, [dead, back])
+  assert.deepEqual(await db.query('select node_id as id from handoffs'), [{ id: back }])
   const left = await db.query<{ id: string }>('select id from nodes where id = any($1::uuid[])', [
     [dead, back],
   ])

@@ -454,6 +454,7 @@ function closeDevice(device: Device | undefined, code: number, reason: string): 
 function supersede(device: Device | undefined, epoch: number): void {
   if (device?.epoch !== epoch) return
   // A decommission raises the epoch too, and the news of it is on its way: let that name the reason.
+  toFront({ type: 'superseded' })
   setTimeout(() => {
     if (byId.get(device.id) !== device || device.epoch !== epoch) return
     onReplaced(device)

@@ -328,15 +328,11 @@ interface OpenRow extends Record<string, unknown> {
 async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined, object>) {
   const { actor } = call
   const id = commandId(call.params.id)
-  const { deviceId, status, nodes } = await requestCancel(ctx, call, id)
-  if (nodes.length > 0) {
-    ctx.handoffs.wake(nodes)
-    // What was not sent yet ends at once there, too.
-    if (status === 'pending') await ctx.commands.ended(id, limits.cancelSecondsMax, call.onAbort)
-    return { status: 200, json: await findCommand(ctx.commandDb, actor, id) }
-  }
-  const answer = await ctx.shards.cancel(deviceId, id)
-  // No actor here holds it: the device is off, so PostgreSQL alone decides.
+  const { deviceId, nodes } = await requestCancel(ctx, call, id)
+  ctx.handoffs.wake(nodes)
+  const answer =
+    nodes.length > 0 ? await answerOf(ctx, call, id) : await ctx.shards.cancel(deviceId, id)
+  // No actor holds it: the device is off, so PostgreSQL alone decides.
   if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.shards.ended([id])
   if (answer === 'cancelled') {
     await ctx.commands.ended(id, limits.cancelSecondsMax, call.onAbort)
@@ -344,12 +340,28 @@ async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined,
   return { status: 200, json: await findCommand(ctx.commandDb, actor, id) }
 }
 
+/** What the actor on another hub says; `ended` when that was faster, undefined when nobody says anything. */
+async function answerOf(ctx: Context, call: Call<{ id: string }, undefined, unknown>, id: string) {
+  const stops: (() => void)[] = []
+  const onAbort = (gone: () => void) => {
+    stops.push(gone)
+    call.onAbort(gone)
+  }
+  const seconds = limits.cancelSecondsMax
+  const ended = ctx.commands.ended(id, seconds, onAbort).then(() => 'ended' as const)
+  const answer = await Promise.race([ended, ctx.handoffs.cancelAnswer(id, seconds, onAbort)])
+  // Its end may be here already: that is what is waited for, not another one.
+  if (answer === 'cancelled') await ended
+  for (const stop of stops) stop()
+  return answer === 'cancelled' ? 'ended' : answer
+}
+
 /** Records the wish, so that it outlives a socket or a hub. Throws NOT_FOUND, CONFLICT. */
 async function requestCancel(
   ctx: Context,
   call: Call<{ id: string }, undefined, unknown>,
   id: string,
-): Promise<{ deviceId: string; status: string; nodes: string[] }> {
+): Promise<{ deviceId: string; nodes: string[] }> {
   return ctx.db.transaction(async (tx) => {
     const where = withinScope(new Where().and('c.id = ?', id), call.actor)
     const [found] = await tx.query<{ deviceId: string }>(
@@ -385,7 +397,7 @@ async function requestCancel(
         details: { status: row.status, action: row.action },
       }),
     ])
-    return { deviceId, status: row.status, nodes }
+    return { deviceId, nodes }
   })
 }
 

@@ -25,7 +25,7 @@ export class SimulatedAgent {
   private socket: WebSocket | undefined
   private stopped = false
   private readonly timers = new Set<NodeJS.Timeout>()
-  private readonly url: string
+  private url: string
   private readonly token: string
 
   /** Of a hub behind TLS: whose certificates are good. */
@@ -47,6 +47,12 @@ export class SimulatedAgent {
       if (state !== 'running') continue
       this.end(id, { status: 'failed', exitCode: null, error: 'interrupted' })
     }
+  }
+
+  /** To another hub: a new socket first, as when it is asked to reconnect. */
+  moveTo(origin: string): void {
+    this.url = `${origin.replace(/^http/, 'ws')}${new URL(this.url).pathname}`
+    this.open()
   }
 
   stop(): void {
