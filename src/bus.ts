@@ -29,6 +29,8 @@ export interface Bus {
   on(kind: BusKind, listener: BusListener): void
   /** Called when it works from now on; what was sent before may have been missed. */
   onBack(listener: () => void): void
+  /** Called when it works no more. */
+  onLost(listener: () => void): void
   close(): Promise<void>
 }
 
@@ -56,12 +58,14 @@ class NoBus implements Bus {
   send = () => false
   on = () => {}
   onBack = () => {}
+  onLost = () => {}
   close = () => Promise.resolve()
 }
 
 class RedisBus implements Bus {
   private readonly listeners = new Map<number, BusListener>()
   private readonly backListeners: (() => void)[] = []
+  private readonly lostListeners: (() => void)[] = []
   /** Of this turn, by node. */
   private readonly outbox = new Map<string, Buffer[]>()
   private outboxBytes = 0
@@ -85,8 +89,10 @@ class RedisBus implements Bus {
     this.on('probe', () => this.probed?.())
     this.link = keepRedis({
       use: (works) => this.use(works),
-      onLost: (error) =>
-        log.warn({ err: error }, 'Redis is down; what other hubs hand over arrives by the sweep'),
+      onLost: (error) => {
+        log.warn({ err: error }, 'Redis is down; what other hubs hand over arrives by the sweep')
+        for (const listener of this.lostListeners) listener()
+      },
       onBack: () => {
         log.info('Redis answers; hubs reach each other')
         for (const listener of this.backListeners) listener()
@@ -106,6 +112,10 @@ class RedisBus implements Bus {
 
   onBack(listener: () => void): void {
     this.backListeners.push(listener)
+  }
+
+  onLost(listener: () => void): void {
+    this.lostListeners.push(listener)
   }
 
   send(node: string, kind: BusKind, body: string | Uint8Array): boolean {

@@ -7,10 +7,9 @@ import { uuidsIn, type Bus } from './bus.ts'
 import type { Database } from './db.ts'
 import { endsSql, takeSql } from './handoff_sql.ts'
 import { limits } from './limits.ts'
-import type { CancelAnswer } from '../workers/device.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-import { isConcurrent } from './protocol.ts'
+import { isConcurrent, type CancelAnswer } from './protocol.ts'
 import type { Shards } from './shards.ts'
 
 export interface HandoffsOptions {

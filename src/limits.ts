@@ -351,6 +351,11 @@ export const limits = {
   // ---- terminals
   /** From the commit of a claim to the welcome on the socket: a turn or two of two threads. */
   terminalArrivalMs: 1_000,
+  /** Another hub's answer about a terminal: Redis twice, and there a transaction. */
+  relayAnswerMs: 3_000,
+  /** How often hubs that share a session tell each other so; three in a row missed, and it is broken. */
+  relayBeatMs: 5_000,
+  relayLostMs: 16_000,
   /** Sessions of a device: three windows of an operator, or three operators. */
   terminalsPerDeviceMax: 3,
   /** Sessions of a hub: up to a window of 256 KiB waits in the operator's socket, 1 MiB and a window in its recording. */

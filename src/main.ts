@@ -35,6 +35,7 @@ import type { Context } from './route.ts'
 import { Shards } from './shards.ts'
 import { Slots } from './slots.ts'
 import { serveTerminals } from './terminal_sockets.ts'
+import { TerminalRelay } from './terminal_relay.ts'
 import { Terminals } from './terminals.ts'
 import { uWS } from './uws.ts'
 import { sealKeys } from './webhook_secrets.ts'
@@ -116,6 +117,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       onRestart: () => metrics.shardRestarts.inc(),
       onBatch: (entries) => metrics.batch.observe({ statement: 'front_to_shard' }, entries),
       onClaimedFrom: (nodes) => handoffs.wake(nodes),
+      onTerminals: (deviceId, sessions) => relay.learn(deviceId, sessions),
       onSuperseded: () => void handoffs.take('sweep'),
     })
     stops.push(() => shards.close())
@@ -152,6 +154,8 @@ export async function run(options: RunOptions): Promise<Hub> {
       absenceSeconds: config.terminalAbsenceSeconds,
     })
     stops.push(() => terminals.close())
+    const relay = new TerminalRelay({ nodeId, bus, terminals, identities: people })
+    stops.push(async () => relay.close())
     const handoffs = new Handoffs({
       nodeId,
       db: commandDb,
@@ -234,6 +238,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       handoffs,
       streams,
       terminals,
+      relay,
       releases,
       downloads: new Downloads(),
       webhookKeys,

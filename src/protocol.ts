@@ -137,6 +137,9 @@ export function isConcurrent(action: string): boolean {
   return concurrentActions.has(action)
 }
 
+/** What became of a cancel: being ended as cancelled, the agent was asked, or not open there. */
+export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
+
 export interface CommandMessage {
   id: string
   action: string
@@ -219,6 +222,8 @@ export type FrontMessage =
   | { type: 'answer'; ask: number; value: unknown }
   /** Devices were claimed that these other hubs held. */
   | { type: 'claimed_from'; nodes: string[] }
+  /** Before the welcome: terminals of the device that live on other hubs. */
+  | { type: 'terminals'; deviceId: string; sessions: { id: string; home: string }[] }
   /** A device is not this hub's any more, and what another one says of it may wait to be taken. */
   | { type: 'superseded' }
   /** Once a second, what this shard counted since the last time. */

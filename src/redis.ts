@@ -80,8 +80,9 @@ export function keepRedis({ use, onLost, onBack, signal }: RedisUse): RedisLink 
     onBack()
   }
   const lose = (error: unknown) => {
-    if (!signal.aborted && state !== 'down') onLost(error)
+    const wasDown = state === 'down'
     state = 'down'
+    if (!signal.aborted && !wasDown) onLost(error)
   }
   const keep = async () => {
     while (!signal.aborted) {

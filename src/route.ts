@@ -24,6 +24,7 @@ import type { Releases } from './releases.ts'
 import { detailsOf } from './schema_errors.ts'
 import type { Shards } from './shards.ts'
 import type { Slots } from './slots.ts'
+import type { TerminalRelay } from './terminal_relay.ts'
 import type { Terminals } from './terminals.ts'
 import type { SealKeys } from './webhook_secrets.ts'
 
@@ -61,6 +62,8 @@ export interface Context {
   readonly handoffs: Handoffs
   readonly streams: EventStreams
   readonly terminals: Terminals
+  /** To terminals that live on other hubs. */
+  readonly relay: TerminalRelay
   /** Of agents: what is offered to them. */
   readonly releases: Releases
   readonly downloads: Downloads

@@ -44,6 +44,8 @@ export interface ShardsOptions {
   onBatch: (frames: number) => void
   /** These hubs have lost devices to this one. */
   onClaimedFrom: (nodes: string[]) => void
+  /** A device that came here has terminals on other hubs. */
+  onTerminals: (deviceId: string, sessions: { id: string; home: string }[]) => void
   /** Another hub did something to a device of this one: it may say what. */
   onSuperseded: () => void
 }
@@ -327,6 +329,8 @@ export class Shards {
         return
       case 'claimed_from':
         return this.options.onClaimedFrom(message.nodes)
+      case 'terminals':
+        return this.options.onTerminals(message.deviceId, message.sessions)
       case 'superseded':
         return this.options.onSuperseded()
       case 'observed':

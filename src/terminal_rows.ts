@@ -4,7 +4,7 @@ import { auditOf, auditOfSystem, insertAudit, type AuditSource } from './audit.t
 import { plainArray, textArray, type Database, type Queryable, type Row } from './db.ts'
 import { insertEvents } from './events.ts'
 import { limits } from './limits.ts'
-import type { TerminalSize } from './terminal_frames.ts'
+import { isTerminalId, type TerminalSize } from './terminal_frames.ts'
 
 /** Why a session ended. */
 export const endReasons = [
@@ -55,6 +55,16 @@ export function insertTerminal(
     const data = { terminalId: `term-${id}`, deviceId, userId }
     await insertEvents(tx, [{ orgId, siteId, type: 'terminal.started', data }])
   })
+}
+
+/** The hub that an open session lives on; `id` is a session's, or anything. */
+export async function homeOf(db: Queryable, id: string): Promise<string | undefined> {
+  if (!isTerminalId(id)) return undefined
+  const [row] = await db.query<{ nodeId: string }>(
+    'select node_id as "nodeId" from terminals where id = $1 and ended_at is null',
+    [id.slice('term-'.length)],
+  )
+  return row?.nodeId
 }
 
 export interface TerminalEnd {

@@ -48,8 +48,8 @@ export class TerminalSession {
   actor: Actor
   size: TerminalSize
   operator: OperatorLine | undefined
-  /** The connection of its agent. */
-  agent: number | undefined
+  /** The connection of its agent, or the other hub that has it. */
+  agent: number | string | undefined
   exit: { exitCode: number; signal: string } | undefined
   recording: Recording | undefined
   absence: NodeJS.Timeout | undefined

@@ -1,5 +1,6 @@
 // The uWebSockets.js adapter of operators' terminals: the ticket is checked before the upgrade, then messages go
-// to `terminals.ts`. Everything that is asked lies in memory, so the upgrade happens in the same turn.
+// to `terminals.ts`. Of a session that lives here, everything that is asked lies in memory, so the upgrade happens in
+// the same turn; of another hub's it is asked first, and its messages go through `terminal_relay.ts`.
 import type { HttpRequest, HttpResponse, TemplatedApp, WebSocket } from 'uWebSockets.js'
 import { clientAddress } from './address.ts'
 import type { AuditSource } from './audit.ts'
@@ -10,6 +11,8 @@ import { errorReply, sendReply } from './http_reply.ts'
 import { requestIdOf } from './http_request.ts'
 import { limits } from './limits.ts'
 import type { Context } from './route.ts'
+import type { RemoteTicket } from './terminal_relay.ts'
+import { homeOf } from './terminal_rows.ts'
 import {
   dataBytesMax,
   frameHeaderBytes,
@@ -19,7 +22,10 @@ import {
 import type { OperatorLine, TerminalSession } from './terminal_session.ts'
 
 interface Operator {
-  session: TerminalSession
+  /** Of a session that lives here. */
+  session?: TerminalSession
+  /** Of one that lives on another hub. */
+  remote?: RemoteTicket
   actor: Actor
   source: AuditSource
   line: OperatorLine | undefined
@@ -37,15 +43,28 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
     sendPingsAutomatically: true,
     upgrade(res, req, context) {
       const source = sourceOf(ctx, res, req)
+      const key = req.getHeader('sec-websocket-key')
+      const extensions = req.getHeader('sec-websocket-extensions')
+      const upgrade = (operator: Omit<Operator, 'source' | 'line'>) => {
+        const data = { ...operator, source: { ...source, actor: operator.actor }, line: undefined }
+        res.upgrade(data, key, terminalSubprotocol, extensions, context)
+      }
       try {
-        const { session, actor } = admit(ctx, req)
-        const operator: Operator = { session, actor, source: { ...source, actor }, line: undefined }
-        res.upgrade(
-          operator,
-          req.getHeader('sec-websocket-key'),
-          terminalSubprotocol,
-          req.getHeader('sec-websocket-extensions'),
-          context,
+        const ticket = ticketOf(ctx, req)
+        const session = ctx.terminals.find(ticket.id)
+        if (session) return upgrade({ session, actor: redeem(session, ticket) })
+        let aborted = false
+        res.onAborted(() => {
+          aborted = true
+        })
+        // Not corked: see docs/adr/0005.
+        void redeemElsewhere(ctx, ticket).then(
+          (remote) => {
+            if (!aborted) upgrade({ remote, actor: remote.actor })
+          },
+          (error: unknown) => {
+            if (!aborted) refuse(ctx, res, source.requestId, error)
+          },
         )
       } catch (error) {
         refuse(ctx, res, source.requestId, error)
@@ -53,20 +72,26 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
     },
     open(ws) {
       const operator = ws.getUserData()
+      const { session, remote, source } = operator
       operator.line = lineOf(ws, operator)
-      ctx.terminals.operatorUp(operator.session, operator.line)
+      if (session) ctx.terminals.operatorUp(session, operator.line)
+      else if (remote) ctx.relay.join(remote, source, operator.line)
     },
     message(ws, message, isBinary) {
-      const { session, line, source } = ws.getUserData()
+      const { session, remote, line, source } = ws.getUserData()
+      if (!line) return
       // A text is no frame of a terminal.
       const bytes = isBinary ? new Uint8Array(message) : new Uint8Array(0)
-      if (line) ctx.terminals.fromOperator(session, line, source, bytes)
+      if (session) ctx.terminals.fromOperator(session, line, source, bytes)
+      else if (remote) ctx.relay.fromSocket(remote.line, bytes)
     },
     close(ws) {
       const operator = ws.getUserData()
-      const { session, line } = operator
+      const { session, remote, line } = operator
       operator.line = undefined
-      if (line) ctx.terminals.operatorDown(session, line)
+      if (!line) return
+      if (session) ctx.terminals.operatorDown(session, line)
+      else if (remote) ctx.relay.socketClosed(remote.line)
     },
   })
 
@@ -89,8 +114,14 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
   })
 }
 
-/** Redeems the ticket. One refusal for every ticket and session that is not good: there is nothing to guess. */
-function admit(ctx: Context, req: HttpRequest): { session: TerminalSession; actor: Actor } {
+interface OfferedTicket {
+  /** Of the session. */
+  id: string
+  ticket: string
+}
+
+/** The ticket that a request offers. Throws what is wrong with the request itself. */
+function ticketOf(ctx: Context, req: HttpRequest): OfferedTicket {
   if (ctx.draining()) {
     throw new AppError('UNAVAILABLE', 'the hub is going down', { retryAfterSeconds: 2 })
   }
@@ -106,11 +137,28 @@ function admit(ctx: Context, req: HttpRequest): { session: TerminalSession; acto
     const message = `offer a second subprotocol, \`${ticketSubprotocol}\` and the ticket`
     throw new AppError('UNAUTHENTICATED', message)
   }
-  const session = ctx.terminals.find((req.getParameter(0) ?? '').toLowerCase())
-  const actor = session?.redeem(ticket.slice(ticketSubprotocol.length), Date.now())
-  if (session && actor) return { session, actor }
+  const id = (req.getParameter(0) ?? '').toLowerCase()
+  return { id, ticket: ticket.slice(ticketSubprotocol.length) }
+}
+
+function redeem(session: TerminalSession, { ticket }: OfferedTicket): Actor {
+  const actor = session.redeem(ticket, Date.now())
+  if (actor) return actor
+  throw notGood()
+}
+
+async function redeemElsewhere(ctx: Context, { id, ticket }: OfferedTicket): Promise<RemoteTicket> {
+  const home = await homeOf(ctx.db, id)
+  if (home === undefined || ctx.terminals.isOwn(home)) throw notGood()
+  const remote = await ctx.relay.redeem(home, id, ticket)
+  if (remote) return remote
+  throw notGood()
+}
+
+/** One refusal for every ticket and session that is not good: there is nothing to guess. */
+function notGood(): AppError {
   const message = 'the ticket was used, is too old, or not of this session; get a new one'
-  throw new AppError('INVALID_TOKEN', message)
+  return new AppError('INVALID_TOKEN', message)
 }
 
 /** A socket that is gone takes nothing more; uWebSockets.js would throw when it is even asked for its data. */

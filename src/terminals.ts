@@ -31,6 +31,15 @@ export interface AgentLines {
   send(conn: number, frame: Uint8Array): void
 }
 
+/** The way to agents that are connected to other hubs, and from those here to sessions there. */
+export interface AgentsElsewhere {
+  toAgent(node: string, deviceId: string, frame: Uint8Array): void
+  /** False when the session is no other hub's. */
+  fromAgent(deviceId: string, id: string, frame: Uint8Array): boolean
+  agentUp(deviceId: string, conn: number): void
+  agentDown(deviceId: string, conn: number, code: number): void
+}
+
 /** Which agent sent a frame. */
 export interface AgentSender {
   deviceId: string
@@ -83,6 +92,7 @@ export class Terminals {
   private readonly review: NodeJS.Timeout
   private readonly stopListening: () => void
   private lines: AgentLines | undefined
+  private elsewhere: AgentsElsewhere | undefined
   private closed = false
 
   constructor(options: TerminalsOptions) {
@@ -97,6 +107,10 @@ export class Terminals {
   /** The front becomes the way to agents. */
   attach(lines: AgentLines): void {
     this.lines = lines
+  }
+
+  attachElsewhere(elsewhere: AgentsElsewhere): void {
+    this.elsewhere = elsewhere
   }
 
   // ---- sessions
@@ -232,17 +246,26 @@ export class Terminals {
   // ---- the agent's socket
 
   agentUp(deviceId: string, conn: number): void {
-    for (const session of this.byDevice.get(deviceId) ?? []) {
-      session.agent = conn
-      this.watch(session)
-      // Nobody has asked for a shell before the operator came.
-      if (session.operator || session.begun) this.toAgent(session, session.openFrame())
-    }
+    this.elsewhere?.agentUp(deviceId, conn)
+    for (const session of this.byDevice.get(deviceId) ?? []) this.reach(session, conn)
+  }
+
+  private reach(session: TerminalSession, agent: number | string): void {
+    session.agent = agent
+    this.watch(session)
+    // Nobody has asked for a shell before the operator came.
+    if (session.operator || session.begun) this.toAgent(session, session.openFrame())
   }
 
   agentDown(deviceId: string, conn: number, code: number): void {
+    this.elsewhere?.agentDown(deviceId, conn, code)
+    this.agentLeft(deviceId, conn, code)
+  }
+
+  /** The agent is not where it was: on this connection, or on that hub. */
+  agentLeft(deviceId: string, agent: number | string, code: number): void {
     for (const session of this.byDevice.get(deviceId) ?? []) {
-      if (session.agent !== conn) continue
+      if (session.agent !== agent) continue
       session.agent = this.lines?.find(deviceId)
       const isRefused =
         code === closeCodes.decommissioned || code === closeCodes.organizationSuspended
@@ -259,11 +282,24 @@ export class Terminals {
       return false
     }
     const session = this.sessions.get(frame.id)
-    if (session?.deviceId !== agent.deviceId) {
-      if (session) this.refuseAgent(agent, frame)
-      else this.forget(conn, frame)
-      return false
-    }
+    if (session?.deviceId === agent.deviceId) return this.take(session, frame, bytes)
+    if (session) this.refuseAgent(agent, frame)
+    else if (this.elsewhere?.fromAgent(agent.deviceId, frame.id, bytes)) return true
+    else this.forget(conn, frame)
+    return false
+  }
+
+  /** A frame of an agent that is connected to another hub. */
+  fromElsewhere(node: string, deviceId: string, bytes: Uint8Array): void {
+    const frame = decodeFrame(bytes)
+    if (frame === undefined) return this.drop('malformed')
+    const session = this.sessions.get(frame.id)
+    // On another way by now: what comes late on this one comes there again.
+    if (session?.deviceId !== deviceId || session.agent !== node) return this.drop('late')
+    this.take(session, frame, bytes)
+  }
+
+  private take(session: TerminalSession, frame: TerminalFrame, bytes: Uint8Array): boolean {
     if (frame.kind === 'close') {
       this.end(session, 'agent_refused', { why: decodeText(frame.body) })
       return true
@@ -304,8 +340,39 @@ export class Terminals {
     if (ack) this.toAgent(session, ack)
   }
 
-  private toAgent(session: TerminalSession, frame: Uint8Array): void {
-    if (session.agent !== undefined) this.lines?.send(session.agent, frame)
+  private toAgent({ agent, deviceId }: TerminalSession, frame: Uint8Array): void {
+    if (typeof agent === 'number') this.lines?.send(agent, frame)
+    else if (agent !== undefined) this.elsewhere?.toAgent(agent, deviceId, frame)
+  }
+
+  // ---- agents on other hubs
+
+  /** A frame for an agent here, of a session that lives elsewhere. */
+  sendToAgent(conn: number, frame: Uint8Array): void {
+    this.lines?.send(conn, frame)
+  }
+
+  /** The agent is connected to that hub; `again`: frames were lost. Returns those of the sessions that are over. */
+  agentElsewhere(deviceId: string, node: string, ids: readonly string[], again: boolean): string[] {
+    for (const session of this.byDevice.get(deviceId) ?? []) {
+      const isKnown = session.agent === node && !again
+      if (ids.includes(session.id) && !isKnown) this.reach(session, node)
+    }
+    return ids.filter((id) => this.sessions.get(id)?.deviceId !== deviceId)
+  }
+
+  /** Hubs that agents of sessions here are connected to. */
+  nodesOfAgents(): Set<string> {
+    const nodes = new Set<string>()
+    for (const { agent } of this.sessions.values()) if (typeof agent === 'string') nodes.add(agent)
+    return nodes
+  }
+
+  /** That hub is out of reach. */
+  agentsLeft(node: string): void {
+    for (const { agent, deviceId } of this.sessions.values()) {
+      if (agent === node) this.agentLeft(deviceId, node, closeCodes.restart)
+    }
   }
 
   // ---- absence and access

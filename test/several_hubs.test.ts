@@ -187,8 +187,8 @@ describe('with Redis', { skip: withoutRedis }, () => {
       action: 'ping',
     })
     assert.equal(body.status, 'completed')
-    const after = await counted(here, 'muster_bus_messages_total{kind="handed",outcome="sent"}')
-    assert.equal(after, sent)
+    const later = await counted(here, 'muster_bus_messages_total{kind="handed",outcome="sent"}')
+    assert.equal(later, sent)
     for (const agent of agents) await agent.close()
   })
 
@@ -234,12 +234,12 @@ describe('with Redis', { skip: withoutRedis }, () => {
     const { nodeId } = there.hub.ctx
     const dropped = (why: string) =>
       counted(there, `muster_bus_messages_total{kind="any",outcome="${why}"}`)
-    const before = await dropped('sealed_otherwise')
+    const earlier = await dropped('sealed_otherwise')
     await redis.command('PUBLISH', `muster:node:${nodeId}`, 'anything')
     await redis.command('PUBLISH', `muster:node:${nodeId}`, 'x'.repeat(4096))
     await until(
       'both to be dropped',
-      async () => (await dropped('sealed_otherwise')) === before + 2,
+      async () => (await dropped('sealed_otherwise')) === earlier + 2,
     )
   })
 

@@ -241,7 +241,7 @@ describe('who gets in', () => {
     const refused = await hub.post(`/devices/${off.deviceId}/terminals`, { cols: 80, rows: 24 })
     assert.deepEqual([refused.status, refused.body.error.code], [409, 'DEVICE_OFFLINE'])
     await hub.hub.ctx.db.query(
-      `update device_presence set status = 'online' where device_id = $1`,
+      `update device_presence set status = 'online', node_id = gen_random_uuid() where device_id = $1`,
       [off.deviceId],
     )
     const elsewhere = await hub.post(`/devices/${off.deviceId}/terminals`, { cols: 80, rows: 24 })

@@ -3,6 +3,7 @@
 import {
   closeCodes,
   type AgentFrame,
+  type CancelAnswer,
   type CommandMessage,
   type EndedStatus,
 } from '../src/protocol.ts'
@@ -133,9 +134,6 @@ export type Effect =
   | { type: 'alert'; frame: AlertFrame }
   | { type: 'crossing'; crossing: Crossing }
   | { type: 'phase'; id: string; phase: UpgradePhase }
-
-/** What became of a cancel: being ended as cancelled, the agent was asked, or not open here. */
-export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
 
 /** A device whose socket has just opened; its claim is still to be committed. */
 export function openDevice(

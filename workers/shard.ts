@@ -485,7 +485,7 @@ function commandFrame(
 
 // ---- what the store reports ------------------------------------------------------------------
 
-function onClaimed({ claim, epoch, commands, high }: Claimed): void {
+function onClaimed({ claim, epoch, commands, high, terminals }: Claimed): void {
   const device = byConn[claim.conn]
   if (epoch === null) {
     const mine = device?.id === claim.deviceId && device.epoch === 0
@@ -501,6 +501,9 @@ function onClaimed({ claim, epoch, commands, high }: Claimed): void {
     return
   }
   if (epoch === 0) return closeDevice(device, closeCodes.decommissioned, 'decommissioned')
+  if (terminals.length > 0) {
+    toFront({ type: 'terminals', deviceId: device.id, sessions: terminals })
+  }
   run(device, {
     type: 'claimed',
     epoch,

@@ -65,7 +65,7 @@ with i as (
 )
 select device_id as id, epoch::text as epoch, held_by as "from" from claimed`
 
-/** Open commands and threshold alerts of devices. $1 device ids, $2 oldest open command in days */
+/** What devices have open: commands, threshold alerts, terminals elsewhere. $1 ids, $2 oldest open command in days, $3 node */
 export const loadSql = `
 select d.id, (
   select json_agg(${storedCommand} order by o.id)
@@ -79,7 +79,10 @@ select d.id, (
   select json_agg(a.kind) from alerts a
   where a.device_id = d.id and a.status <> 'resolved'
     and a.kind in ('cpu_high', 'memory_high', 'disk_high')
-) as high
+) as high, (
+  select json_agg(json_build_object('id', t.id, 'home', t.node_id)) from terminals t
+  where t.device_id = d.id and t.ended_at is null and t.node_id <> $3
+) as terminals
 from unnest($1::uuid[]) as d(id)`
 
 /**

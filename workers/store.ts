@@ -51,6 +51,7 @@ export interface Claimed {
   commands: StoredCommand[]
   /** Its threshold alerts that are open. */
   high: HighKind[]
+  terminals: { id: string; home: string }[]
 }
 
 export interface Seen {
@@ -83,6 +84,7 @@ export interface StoreEvents {
 interface Loaded extends Record<string, unknown> {
   commands: StoredCommand[] | null
   high: HighKind[] | null
+  terminals: { id: string; home: string }[] | null
 }
 
 interface Check {
@@ -131,7 +133,8 @@ export class Store {
     this.commands = new CommandWrites(db, events, this.stop.signal)
     this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.connectGapMs, {
       // Nobody may wait for a welcome that never comes: the agent tries again.
-      reject: (claim) => events.onClaimed([{ claim, epoch: null, commands: [], high: [] }]),
+      reject: (claim) =>
+        events.onClaimed([{ claim, epoch: null, commands: [], high: [], terminals: [] }]),
     })
     this.offlines = this.lane('offline', (items) => this.writeOfflines(items))
     // One statement a second takes them all: nobody reads lastSeenAt to the second.
@@ -277,9 +280,10 @@ export class Store {
     const loaded = await this.load([...epochs.keys()])
     this.events.onClaimed(
       wanted.map((claim) => {
-        const { commands, high } = loaded.get(claim.deviceId) ?? {}
+        const { commands, high, terminals } = loaded.get(claim.deviceId) ?? {}
         const epoch = epochs.get(claim.deviceId) ?? 0
-        return { claim, epoch, commands: commands ?? [], high: high ?? [] }
+        const more = { commands: commands ?? [], high: high ?? [], terminals: terminals ?? [] }
+        return { claim, epoch, ...more }
       }),
     )
   }
@@ -292,6 +296,7 @@ export class Store {
     const rows = await this.db.query<Loaded & { id: string }>(loadSql, [
       plainArray(deviceIds),
       limits.openCommandDaysMax,
+      this.nodeId,
     ])
     return new Map(rows.map((row) => [row.id, row]))
   }

@@ -9,6 +9,7 @@ import { pageOf, pageQuery, pager, type PageQuery, type PageRow } from '../page.
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
 import { isTerminalId, sizeMax, type TerminalSize } from '../terminal_frames.ts'
 import { endReasons } from '../terminal_rows.ts'
+import type { IssuedTicket } from '../terminal_relay.ts'
 import type { TerminalDevice } from '../terminals.ts'
 import { withinScope } from './devices.ts'
 import { Id, nullable, Time } from './shapes.ts'
@@ -106,9 +107,12 @@ async function createTerminal(
   ctx: Context,
   call: Call<{ id: string }, undefined, TerminalSize>,
 ): Promise<Reply> {
-  const device = await connectedDevice(ctx, call.actor, call.params.id)
+  const { nodeId, ...device } = await connectedDevice(ctx, call.actor, call.params.id)
+  if (nodeId !== ctx.nodeId) {
+    return ticketReply(ctx, await ctx.relay.open(nodeId, call, device, call.body))
+  }
   const { session, ticket, expiresMs } = await ctx.terminals.open(call, device, call.body)
-  return ticketReply(ctx, session.id, ticket, expiresMs)
+  return ticketReply(ctx, { id: session.id, ticket, expiresMs })
 }
 
 interface DeviceRow extends Row {
@@ -119,8 +123,12 @@ interface DeviceRow extends Row {
   nodeId: string | null
 }
 
-/** The device, when a terminal can be opened on it here. Throws what is in the way. */
-async function connectedDevice(ctx: Context, scope: Scope, id: string): Promise<TerminalDevice> {
+/** The device and the hub that has it, when a terminal can be opened on it. Throws what is in the way. */
+async function connectedDevice(
+  ctx: Context,
+  scope: Scope,
+  id: string,
+): Promise<TerminalDevice & { nodeId: string }> {
   const where = withinScope(new Where().and('d.id = ?', id), scope)
   const [device] = await ctx.db.query<DeviceRow>(
     `select d.id, d.org_id as "orgId", d.site_id as "siteId", p.status, p.node_id as "nodeId"
@@ -131,15 +139,11 @@ async function connectedDevice(ctx: Context, scope: Scope, id: string): Promise<
   if (device.status === 'decommissioned') {
     throw new AppError('DEVICE_DECOMMISSIONED', 'the device is decommissioned')
   }
-  if (device.nodeId === ctx.nodeId && (await ctx.terminals.arrival(device.id))) return device
-  if (device.status === 'online' && device.nodeId !== ctx.nodeId) throw elsewhere()
+  const { nodeId } = device
+  const isThere =
+    nodeId === ctx.nodeId ? await ctx.terminals.arrival(device.id) : device.status === 'online'
+  if (nodeId !== null && isThere) return { ...device, nodeId }
   throw new AppError('DEVICE_OFFLINE', 'the device is offline; a terminal needs it connected')
-}
-
-// The one place that asks where a device is: several hubs would hand the session to the one that has it.
-function elsewhere(): AppError {
-  const message = 'the device is connected to another hub; terminals do not reach across hubs yet'
-  return new AppError('UNAVAILABLE', message, { retryAfterSeconds: 10 })
 }
 
 async function createTicket(
@@ -156,12 +160,13 @@ async function createTicket(
   if (terminal.userId !== actor.userId) {
     throw new AppError('FORBIDDEN', 'this terminal is another user’s; open one of your own')
   }
-  if (session === undefined) throw elsewhere()
-  const { ticket, expiresMs } = session.issueTicket(actor, Date.now())
-  return ticketReply(ctx, id, ticket, expiresMs)
+  if (session === undefined) {
+    return ticketReply(ctx, await ctx.relay.ticket(terminal.nodeId, actor, id))
+  }
+  return ticketReply(ctx, { id, ...session.issueTicket(actor, Date.now()) })
 }
 
-function ticketReply(ctx: Context, id: string, ticket: string, expiresMs: number): Reply {
+function ticketReply(ctx: Context, { id, ticket, expiresMs }: IssuedTicket): Reply {
   const websocketUrl = `${ctx.publicOrigin.replace(/^http/, 'ws')}/api/v1/terminals/${id}/ws`
   const expiresAt = new Date(expiresMs).toISOString()
   return {

@@ -1,0 +1,258 @@
+// Terminals whose ends are on several hubs: the operator on one, the session on another, the agent on a third, with
+// the real agent and a real shell, and Redis killed in the middle.
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { connect, createServer, type Server, type Socket } from 'node:net'
+import type { AddressInfo } from 'node:net'
+import { after, afterEach, before, describe, test } from 'node:test'
+import { metricsToken, startHub, type TestHub } from './support/hub.ts'
+import { makeOrganization, signedIn } from './support/people.ts'
+import { startAgentOf, type RunningAgent } from './support/real_agent.ts'
+import { startRedis, withoutRedis, type TestRedis } from './support/redis.ts'
+import { endAll, openSocket, openTicket, Operator } from './support/terminal.ts'
+import { until } from './support/until.ts'
+
+/** What stands in front of hubs: new connections go to the one it is told. */
+class Switch {
+  private readonly server: Server
+  private readonly sockets = new Set<Socket>()
+  private target: TestHub
+
+  constructor(target: TestHub) {
+    this.target = target
+    this.server = createServer((socket) => {
+      const other = connect(this.target.hub.port, '127.0.0.1')
+      for (const one of [socket, other]) {
+        this.sockets.add(one)
+        one.on('error', () => {})
+        one.on('close', () => {
+          this.sockets.delete(one)
+          socket.destroy()
+          other.destroy()
+        })
+      }
+      socket.pipe(other).pipe(socket)
+    })
+  }
+
+  async listen(): Promise<string> {
+    this.server.listen(0, '127.0.0.1')
+    await once(this.server, 'listening')
+    return `http://127.0.0.1:${(this.server.address() as AddressInfo).port}`
+  }
+
+  /** Cuts what there is; what comes then goes to this hub. */
+  moveTo(target: TestHub): void {
+    this.target = target
+    for (const socket of this.sockets) socket.destroy()
+  }
+
+  close(): void {
+    this.server.close()
+    for (const socket of this.sockets) socket.destroy()
+  }
+}
+
+describe('terminals across hubs', { skip: withoutRedis }, () => {
+  let redis: TestRedis
+  let here: TestHub
+  let home: TestHub
+  let far: TestHub
+  let way: Switch
+  let agent: RunningAgent
+
+  before(async () => {
+    redis = await startRedis()
+    home = await startHub({ REDIS_URL: redis.url })
+    const env = { REDIS_URL: redis.url, DATABASE_URL: home.database.url }
+    here = await startHub(env)
+    far = await startHub(env)
+    await reach('ok')
+    way = new Switch(home)
+    agent = await startAgentOf(home, { origin: await way.listen() })
+  })
+  after(async () => {
+    await agent.stop()
+    way.close()
+    for (const hub of [far, here, home]) await hub.close()
+    await redis.close()
+  })
+  afterEach(async () => {
+    await endAll()
+    await agentOn(home)
+  })
+
+  const reach = (word: 'ok' | 'down') =>
+    until(`Redis to be ${word}`, async () => {
+      const answers = await Promise.all(
+        [here, home, far].map((hub) => hub.get('{origin}/health/ready', { token: undefined })),
+      )
+      return answers.every(({ body }) => body.checks.redis === word)
+    })
+
+  async function agentOn(hub: TestHub): Promise<void> {
+    const there = async () => {
+      const [row] = await hub.hub.ctx.db.query<{ nodeId: string; status: string }>(
+        'select node_id as "nodeId", status from device_presence where device_id = $1',
+        [agent.deviceId],
+      )
+      return row?.nodeId === hub.hub.ctx.nodeId && row.status === 'online'
+    }
+    if (await there()) return
+    way.moveTo(hub)
+    await until('the agent to be on another hub', there)
+  }
+
+  const row = async (id: string) => {
+    const { body } = await here.get(`/devices/${agent.deviceId}/terminals?limit=100`)
+    return body.data.find((one: { id: string }) => one.id === id)
+  }
+
+  /** A count that the shell goes up to, slowly enough for something to happen meanwhile. */
+  const counting =
+    'stty -echo -onlcr; i=0; while [ $i -lt 300 ]; do i=$((i+1)); echo n$i; sleep 0.01; done; echo over\n'
+  function assertCounted(text: string): void {
+    const numbers = [...text.matchAll(/^n(\d+)$/gm)].map((match) => Number(match[1]))
+    assert.deepEqual(
+      numbers,
+      Array.from({ length: 300 }, (_, n) => n + 1),
+    )
+  }
+
+  test('typed on one hub, run on another: shown byte by byte, recorded, ended', async () => {
+    const operator = await Operator.open(here, agent.deviceId)
+    operator.type('stty -echo -onlcr; seq 1 60000; echo $((6*7))-done\n')
+    await operator.shows('42-done\n')
+    const numbers = Array.from({ length: 60_000 }, (_, n) => `${n + 1}\n`).join('')
+    assert.ok(operator.text.includes(numbers))
+    operator.client.resize({ cols: 100, rows: 30 })
+    operator.type('stty size\n')
+    await operator.shows('30 100')
+    operator.type('exit 3\n')
+    await until('the exit', () => operator.exit)
+    assert.equal(operator.exit?.exitCode, 3)
+    operator.client.end()
+    const ended = await until('its row', async () => {
+      const found = await row(operator.id)
+      return found?.endedAt !== null && found
+    })
+    assert.deepEqual([ended.endReason, ended.exitCode], ['exited', 3])
+    const recording = await far.get(`/terminals/${operator.id}/recording`)
+    assert.match(recording.text, /42-done/)
+  })
+
+  test('an operator comes back through any hub', async () => {
+    const operator = await Operator.open(here, agent.deviceId)
+    operator.type(counting)
+    await operator.shows('n20\n')
+    operator.drop()
+    await operator.reconnect()
+    await operator.shows('n100\n')
+    // A ticket of one hub is good on every other.
+    operator.drop()
+    const { body } = await far.post(`/terminals/${operator.id}/tickets`)
+    const websocketUrl = body.websocketUrl.replace(far.origin.slice(4), home.origin.slice(4))
+    const socket = await openSocket({ websocketUrl, ticket: body.ticket })
+    Reflect.get(operator, 'join').call(operator, socket)
+    await operator.shows('over\n')
+    assertCounted(operator.text)
+  })
+
+  test('an agent that comes to other hubs goes on, and nothing of it is lost or doubled', async () => {
+    const operator = await Operator.open(here, agent.deviceId)
+    operator.type(counting)
+    await operator.shows('n20\n')
+    await agentOn(far)
+    await operator.shows('n60\n')
+    await agentOn(here)
+    await operator.shows('n100\n')
+    await agentOn(home)
+    await operator.shows('over\n')
+    assertCounted(operator.text)
+    operator.type('exit\n')
+    await until('the exit', () => operator.exit)
+  })
+
+  test('three hubs: the operator on one, the session on another, the agent on a third', async () => {
+    const operator = await Operator.open(here, agent.deviceId)
+    await agentOn(far)
+    operator.type('echo $((6*7))\n')
+    await operator.shows('42')
+    const { text } = await home.get('{origin}/metrics', { token: metricsToken })
+    assert.match(text, /^muster_terminals 1$/m)
+    for (const hub of [here, far]) {
+      const other = await hub.get('{origin}/metrics', { token: metricsToken })
+      assert.match(other.text, /^muster_terminals 0$/m)
+    }
+    // The close finds its way to the agent.
+    operator.client.end()
+    await until('the end', async () => (await row(operator.id))?.endReason === 'closed')
+    await until('the shell to end', () => operator.over !== undefined)
+  })
+
+  test('a terminal of another user opens nothing, through whichever hub', async () => {
+    const ticket = await openTicket(here, agent.deviceId)
+    const orgId = await makeOrganization(home)
+    const stranger = await signedIn(home, 'technician', { orgId })
+    const other = await signedIn(home, 'platform_admin')
+    const ask = (token: string) => far.post(`/terminals/${ticket.id}/tickets`, {}, { token })
+    assert.equal((await ask(stranger.token)).status, 404)
+    assert.equal((await ask(other.token)).body.error.code, 'FORBIDDEN')
+    const socket = await openSocket(ticket)
+    // Good once, wherever.
+    await assert.rejects(openSocket(ticket), /refused with 401/)
+    const guess = { websocketUrl: ticket.websocketUrl, ticket: 'x'.repeat(43) }
+    await assert.rejects(openSocket(guess), /refused with 401/)
+    socket.terminate()
+  })
+
+  test('who signs out loses the terminal, and the socket on the other hub', async () => {
+    const person = await signedIn(home, 'platform_admin')
+    const operator = await Operator.open(here, agent.deviceId, person.token)
+    assert.equal((await far.post('/auth/logout', {}, { token: person.token })).status, 200)
+    assert.match(await operator.ended(), /may not use/)
+    await until('the socket to close', () => operator.closed)
+  })
+
+  test('Redis dies: sockets break, new ones are refused with the reason, and all goes on when it is back', async () => {
+    const operator = await Operator.open(here, agent.deviceId)
+    operator.type(counting)
+    await operator.shows('n20\n')
+    await redis.kill()
+    await until('the socket to break', () => operator.closed)
+    assert.equal(operator.closed?.code, 1012)
+    await reach('down')
+    const refused = await here.post(`/devices/${agent.deviceId}/terminals`, { cols: 80, rows: 24 })
+    assert.equal(refused.status, 503)
+    assert.match(refused.body.error.message, /REDIS_URL/)
+    // Where the device is, terminals need no Redis.
+    const local = await Operator.open(home, agent.deviceId)
+    local.type('echo $((6*7))\n')
+    await local.shows('42')
+    await redis.start()
+    await reach('ok')
+    await operator.reconnect()
+    await operator.shows('over\n')
+    assertCounted(operator.text)
+  })
+
+  test('the hub of the session stops: its operators elsewhere are told', async () => {
+    const leaving = await startHub({ REDIS_URL: redis.url, DATABASE_URL: home.database.url })
+    await until('Redis', async () => {
+      const { body } = await leaving.get('{origin}/health/ready', { token: undefined })
+      return body.checks.redis === 'ok'
+    })
+    const other = await startAgentOf(leaving)
+    const operator = await Operator.open(here, other.deviceId)
+    operator.type('echo $((6*7))\n')
+    await operator.shows('42')
+    await leaving.close()
+    assert.equal(await operator.ended(), 'the hub restarts')
+    const ended = await until('its row', async () => {
+      const { body } = await here.get(`/devices/${other.deviceId}/terminals`)
+      return body.data[0].endedAt !== null && body.data[0]
+    })
+    assert.equal(ended.endReason, 'hub_stopped')
+    await other.stop()
+  })
+})
