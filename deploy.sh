@@ -154,7 +154,7 @@ name_this_version() {
 }
 
 name_replicas() {
-  replicas=${HUB_REPLICAS:-1}
+  replicas=${HUB_REPLICAS:-2}
   local number
   HUBS=''
   for ((number = 1; number <= replicas; number++)); do HUBS+="${HUBS:+ }$project-hub-$number:8080"; done

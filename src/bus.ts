@@ -3,7 +3,7 @@
 // happened reads it from PostgreSQL.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { isUuid } from './ids.ts'
+import { hexOf, isUuid, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
@@ -85,7 +85,7 @@ class RedisBus implements Bus {
   constructor(options: BusOptions & { url: string }) {
     this.options = options
     const { log, metrics, nodeId } = options
-    this.sender = Buffer.from(nodeId.replaceAll('-', ''), 'hex')
+    this.sender = Buffer.from(hexOf(nodeId), 'hex')
     this.on('probe', () => this.probed?.())
     this.link = keepRedis({
       use: (works) => this.use(works),
@@ -204,7 +204,7 @@ class RedisBus implements Bus {
   private receive(channel: string, message: Buffer): void {
     const opened = this.open(channel, message)
     if (opened === undefined || opened.length < 24) return this.drop('sealed_otherwise')
-    const from = uuidOf(opened.subarray(0, 16))
+    const from = uuidOf(opened.toString('hex', 0, 16))
     const number = opened.readBigUInt64BE(16)
     if (number <= (this.heard.get(from) ?? 0n)) return this.drop('repeated')
     this.heard.set(from, number)
@@ -239,11 +239,6 @@ class RedisBus implements Bus {
 
 function channelOf(node: string): string {
   return `muster:node:${node}`
-}
-
-function uuidOf(bytes: Buffer): string {
-  const hex = bytes.toString('hex')
-  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`
 }
 
 /** UUIDs as a message lists them; anything else in it is left out. */

@@ -29,6 +29,16 @@ export function idFloor(ms: number): string {
   return `${time.slice(0, 8)}-${time.slice(8)}-0000-0000-000000000000`
 }
 
+/** The 32 digits of a UUID, and back. */
+export function hexOf(uuid: string): string {
+  return uuid.replaceAll('-', '')
+}
+
+export function uuidOf(hex: string): string {
+  const parts = [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20)]
+  return [...parts, hex.slice(20)].join('-')
+}
+
 const pattern = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
 
 export function isUuid(text: string): boolean {

@@ -34,11 +34,3 @@ export type RelayMessage =
 
 /** What a frame on the bus is: its way, and 16 bytes that name the line or the device. */
 export const ways = { toHome: 0, toOperator: 1, toAgent: 2, fromAgent: 3 } as const
-
-export function keyOf(uuid: string): string {
-  return uuid.replaceAll('-', '')
-}
-
-export function uuidOf(hex: string): string {
-  return `${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`
-}

@@ -7,12 +7,11 @@ import { can, type Actor } from './auth.ts'
 import type { Bus } from './bus.ts'
 import { AppError, fromMessage, toMessage } from './errors.ts'
 import type { Identities } from './identities.ts'
+import { hexOf, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
 import { closeCodes } from './protocol.ts'
 import { decodeFrame, encodeFrame, encodeText, type TerminalSize } from './terminal_frames.ts'
 import {
-  keyOf,
-  uuidOf,
   ways,
   type AgentHere,
   type Asker,
@@ -183,12 +182,12 @@ export class TerminalRelay implements AgentsElsewhere {
     const agent = this.agents.get(deviceId)
     const home = agent?.homes.get(id)
     if (agent === undefined || home === undefined) return false
-    if (!this.frame(home, ways.fromAgent, keyOf(deviceId), bytes)) agent.dirty.add(home)
+    if (!this.frame(home, ways.fromAgent, hexOf(deviceId), bytes)) agent.dirty.add(home)
     return true
   }
 
   toAgent(node: string, deviceId: string, bytes: Uint8Array): void {
-    const sent = this.frame(node, ways.toAgent, keyOf(deviceId), bytes)
+    const sent = this.frame(node, ways.toAgent, hexOf(deviceId), bytes)
     if (!sent) this.options.terminals.agentLeft(deviceId, node, closeCodes.restart)
   }
 
@@ -297,7 +296,7 @@ export class TerminalRelay implements AgentsElsewhere {
     for (const { deviceId, ids, again } of agents) {
       for (const id of this.options.terminals.agentElsewhere(deviceId, from, ids, again)) {
         const over = encodeFrame('close', id, 0, encodeText('the hub knows no such session'))
-        this.frame(from, ways.toAgent, keyOf(deviceId), over)
+        this.frame(from, ways.toAgent, hexOf(deviceId), over)
       }
     }
   }

@@ -166,7 +166,7 @@ test('a database elsewhere takes the place of the one beside', () => {
 })
 
 test('replicas are as many as asked for, each known to Caddy by its own name', () => {
-  assert.equal(services['hub']?.deploy.replicas, 1)
+  assert.equal(services['hub']?.deploy.replicas, 2)
   assert.equal(services['caddy']?.environment?.['HUBS'], 'muster-hub-1:8080')
   const HUBS = 'muster-hub-1:8080 muster-hub-2:8080'
   assert.equal(compose({ HUBS }).services['caddy']?.environment?.['HUBS'], HUBS)
