@@ -3,17 +3,24 @@ import { parseArgs } from 'node:util'
 import type { Credentials } from './operator.ts'
 
 export interface BenchOptions {
-  /** Names of scenarios in the order given; `goals` is all of them. */
+  /** Names of scenarios in the order given; `goals` is all that have goals. */
   scenarios: string[]
   /** A hub that runs already, reached by `--url`; absent: the bench starts its own. */
   foreign: { origin: string; credentials: Credentials } | undefined
+  /** A PEM file of authorities to trust beside the machine's. */
+  ca: string | undefined
   agents: number | undefined
   seconds: number | undefined
+  /** Per second, of what the scenario says; several where it measures at several. */
+  rates: number[] | undefined
   rounds: number
   /** Processes per fleet. */
   generators: number
   json: string | undefined
+  html: string | undefined
   markdown: boolean
+  /** A missed goal makes the exit code 2. */
+  check: boolean
   help: boolean
 }
 
@@ -25,36 +32,64 @@ const flags = {
   email: { type: 'string' },
   password: { type: 'string' },
   'enrollment-secret': { type: 'string' },
+  ca: { type: 'string' },
   agents: { type: 'string' },
   seconds: { type: 'string' },
+  rate: { type: 'string' },
   rounds: { type: 'string' },
   generators: { type: 'string' },
   json: { type: 'string' },
+  html: { type: 'string' },
   markdown: { type: 'boolean' },
+  check: { type: 'boolean' },
   help: { type: 'boolean' },
 } as const
 
-/** Reads the arguments; throws UsageError. `known` are the names a scenario may have. */
-export function readArgs(args: readonly string[], known: readonly string[]): BenchOptions {
+/** A soak of a day. */
+const secondsMax = 86_400
+const rateMax = 100_000
+/** Rates of one run; each is measured for all of `--seconds`. */
+const ratesMax = 12
+
+/** What `goals` stands for, and what of the environment is read; the names a scenario may have come first. */
+export interface ArgsContext {
+  goals?: readonly string[]
+  env?: Record<string, string | undefined>
+}
+
+/** Reads the arguments; throws UsageError. */
+export function readArgs(
+  args: readonly string[],
+  known: readonly string[],
+  { goals = known, env = {} }: ArgsContext = {},
+): BenchOptions {
   const { values, positionals } = parse(args)
-  const scenarios = positionals.flatMap((name) => (name === 'goals' ? known : [name]))
+  const scenarios = positionals.flatMap((name) => (name === 'goals' ? goals : [name]))
   const unknown = scenarios.find((name) => !known.includes(name))
   if (unknown !== undefined) {
     throw new UsageError(`no scenario "${unknown}"; there are ${known.join(', ')} and goals`)
   }
   if (scenarios.length === 0 && !values.help) throw new UsageError('name a scenario, or goals')
+  const optional = (flag: 'agents' | 'seconds', max: number) =>
+    values[flag] === undefined ? undefined : count(flag, values[flag], 1, max)
   return {
     scenarios: [...new Set(scenarios)],
-    foreign: readForeign(values),
-    agents: values.agents === undefined ? undefined : count('agents', values.agents, 1, 60_000),
-    seconds: values.seconds === undefined ? undefined : count('seconds', values.seconds, 1, 600),
+    foreign: readForeign(values, env),
+    ca: readAuthority(values),
+    agents: optional('agents', 60_000),
+    seconds: optional('seconds', secondsMax),
+    rates: values.rate === undefined ? undefined : readRates(values.rate),
     rounds: count('rounds', values.rounds ?? '3', 1, 99),
     generators: count('generators', values.generators ?? '2', 1, 16),
     json: values.json,
+    html: values.html,
     markdown: values.markdown ?? false,
+    check: values.check ?? false,
     help: values.help ?? false,
   }
 }
+
+type Values = ReturnType<typeof parse>['values']
 
 function parse(args: readonly string[]) {
   try {
@@ -65,24 +100,55 @@ function parse(args: readonly string[]) {
   }
 }
 
-function readForeign(values: ReturnType<typeof parse>['values']): BenchOptions['foreign'] {
-  const { url, email, password } = values
-  const enrollmentSecret = values['enrollment-secret']
-  const given = { email, password, 'enrollment-secret': enrollmentSecret }
+/**
+ * The hub of `--url`. Its secrets may come from the environment, where no list of processes shows them; its
+ * address may not: a variable left over from yesterday must not send a load to somebody's hub.
+ */
+function readForeign(
+  values: Values,
+  env: NonNullable<ArgsContext['env']>,
+): BenchOptions['foreign'] {
+  const { url } = values
   if (url === undefined) {
-    const stray = Object.entries(given).find(([, value]) => value !== undefined)?.[0]
+    const stray = (['email', 'password', 'enrollment-secret'] as const).find(
+      (flag) => values[flag] !== undefined,
+    )
     if (stray)
       throw new UsageError(`--${stray} goes with --url; without it the bench makes its own`)
     return undefined
   }
-  if (!email || !password || !enrollmentSecret) {
-    const missing = Object.entries(given).find(([, value]) => !value)?.[0] ?? ''
-    throw new UsageError(`--url needs --${missing}`)
+  const secret = (flag: 'email' | 'password' | 'enrollment-secret') => {
+    const variable = `BENCH_${flag.toUpperCase().replace('-', '_')}`
+    const value = values[flag] ?? env[variable]
+    if (!value) throw new UsageError(`--url needs --${flag}, or ${variable} in the environment`)
+    return value
   }
-  if (!URL.canParse(url) || new URL(url).protocol !== 'http:') {
-    throw new UsageError(`--url is no http:// origin: "${url}" (raw sockets, no TLS)`)
+  if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
+    throw new UsageError(`--url is no http:// or https:// origin: "${url}"`)
   }
-  return { origin: new URL(url).origin, credentials: { email, password, enrollmentSecret } }
+  const { origin, pathname, search } = new URL(url)
+  if (pathname !== '/' || search !== '') {
+    throw new UsageError(`--url is an origin, without a path: "${url}"`)
+  }
+  const credentials = {
+    email: secret('email'),
+    password: secret('password'),
+    enrollmentSecret: secret('enrollment-secret'),
+  }
+  return { origin, credentials }
+}
+
+function readAuthority({ ca, url }: Values): string | undefined {
+  if (ca !== undefined && !url?.startsWith('https:')) {
+    throw new UsageError('--ca goes with --url https://…')
+  }
+  return ca
+}
+
+function readRates(text: string): number[] {
+  const parts = text.split(',')
+  if (parts.length > ratesMax) throw new UsageError(`--rate takes ${ratesMax} rates at most`)
+  return parts.map((part) => count('rate', part, 1, rateMax)).toSorted((a, b) => a - b)
 }
 
 function count(flag: string, text: string, min: number, max: number): number {

@@ -4,6 +4,7 @@ import { fork, type ChildProcess } from 'node:child_process'
 import { addCounts, type FleetCounts } from './fleet_counts.ts'
 import type { FleetAnswer, FleetRequest } from './fleet_process.ts'
 import type { Device } from './sim_agent.ts'
+import { placeOf } from './sockets.ts'
 
 /** Below the limit of 20,000 open files with room for the process's own. */
 const agentsPerProcessMax = 18_000
@@ -40,8 +41,8 @@ export class Fleet {
   static async start(options: FleetOptions): Promise<Fleet> {
     const { devices, origin } = options
     const count = Math.max(options.processes, Math.ceil(devices.length / agentsPerProcessMax))
-    const { hostname, port } = new URL(origin)
-    const host = hostname === 'localhost' ? '127.0.0.1' : hostname
+    const place = placeOf(origin)
+    const local = /^(localhost|127\.[\d.]+)$/.test(place.host)
     const members = Array.from({ length: count }, () => new Member())
     const fleet = new Fleet(devices.length, members)
     await Promise.all(
@@ -49,9 +50,8 @@ export class Fleet {
         member.ask({
           type: 'load',
           devices: devices.filter((_, device) => device % count === index),
-          host,
-          port: Number(port || 80),
-          ...(host.startsWith('127.') ? { sourceAddress: nextSource() } : {}),
+          place,
+          ...(local ? { sourceAddress: nextSource() } : {}),
         }),
       ),
     )

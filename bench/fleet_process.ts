@@ -1,11 +1,12 @@
 // One process of a fleet: many simulated agents, driven by messages from fleet.ts. It ends when its
 // parent does, and holds at most what the limit of open files allows.
-import { emptyCounts, type FleetCounts } from './fleet_counts.ts'
+import type { FleetCounts } from './fleet_counts.ts'
 import { heartbeatFrames } from './heartbeat.ts'
-import { SimAgent, type Device, type Ground } from './sim_agent.ts'
+import { newGround, SimAgent, type Device } from './sim_agent.ts'
+import type { Place } from './sockets.ts'
 
 export type FleetRequest =
-  | { type: 'load'; devices: Device[]; host: string; port: number; sourceAddress?: string }
+  | { type: 'load'; devices: Device[]; place: Place; sourceAddress?: string }
   /** Opens agents `from` to `to` that are not open: at `perSecond`, or as fast as `inFlight` at a time goes. */
   | { type: 'connect'; from: number; to: number; inFlight: number; perSecond: number }
   /** Heartbeats in all from now on, spread evenly over the open agents; 0 is silence. */
@@ -24,15 +25,7 @@ const resendMs = 10_000
 const tickMs = 1
 
 let agents: SimAgent[] = []
-const ground: Ground = {
-  host: '',
-  port: 0,
-  sourceAddress: undefined,
-  sourcePort: 10_000,
-  counts: emptyCounts(),
-  ran: new Set(),
-  unacked: new Map(),
-}
+let ground = newGround({ host: '', port: 0, secure: false })
 const pace = { perSecond: 0, sinceMs: 0, sent: 0, next: 0 }
 
 process.on('message', (request: FleetRequest & { id: number }) => {
@@ -48,9 +41,7 @@ setInterval(resend, 1000)
 async function carryOut(request: FleetRequest): Promise<FleetCounts> {
   switch (request.type) {
     case 'load':
-      ground.host = request.host
-      ground.port = request.port
-      ground.sourceAddress = request.sourceAddress
+      ground = newGround(request.place, request.sourceAddress)
       agents = request.devices.map((device) => new SimAgent(device, ground))
       break
     case 'connect':

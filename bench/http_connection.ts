@@ -1,6 +1,7 @@
 // One keep-alive HTTP/1.1 connection, one request at a time, as little work per request as can be:
 // the load runs on the cores of what it measures, the same for the hub and for its rivals.
-import { connect, type Socket } from 'node:net'
+import type { Socket } from 'node:net'
+import { connected, openSocket, placeOf } from './sockets.ts'
 
 export interface Answer {
   status: number
@@ -28,16 +29,9 @@ export class HttpConnection {
     socket.once('close', () => this.#fail(new Error('the server closed the connection')))
   }
 
-  static open(origin: string): Promise<HttpConnection> {
-    const { hostname, port } = new URL(origin)
-    return new Promise((resolve, reject) => {
-      const socket = connect({ host: hostname, port: Number(port || 80), noDelay: true })
-      socket.once('error', reject)
-      socket.once('connect', () => {
-        socket.off('error', reject)
-        resolve(new HttpConnection(socket))
-      })
-    })
+  static async open(origin: string): Promise<HttpConnection> {
+    const place = placeOf(origin)
+    return new HttpConnection(await connected(place, openSocket(place)))
   }
 
   /** Sends the bytes of one whole request; rejects when the connection ends first. */

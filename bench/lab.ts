@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import type { BenchOptions } from './args.ts'
 import { startDatabase, type BenchDatabase } from './database.ts'
 import { Fleet } from './fleet.ts'
-import { enroll, type Credentials } from './operator.ts'
+import { decommission, enroll, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
 import { startProgram } from './programs.ts'
 import type { Progress } from './progress.ts'
@@ -97,6 +97,9 @@ export class Lab {
               this.progress.count(done, missing),
             )),
       )
+      if (known.length === missing && target.pid === undefined) {
+        this.defer(() => this.#retire(target, known))
+      }
       this.#devices.set(target.side, known)
     }
     return known.slice(0, count)
@@ -149,6 +152,16 @@ export class Lab {
     })
     this.defer(() => program.stop())
     return { side, ...program, credentials, database, metricsToken }
+  }
+
+  /** On a hub that is not ours nothing stays but decommissioned devices and what the audit says of them. */
+  async #retire({ origin, credentials }: Target, devices: readonly Device[]): Promise<void> {
+    this.progress.step(`decommissioning ${devices.length} devices`)
+    await decommission(origin, credentials, devices, (done) =>
+      this.progress.count(done, devices.length),
+    ).catch((error: unknown) =>
+      this.progress.note(`warning: devices stay enrolled: ${String(error)}`),
+    )
   }
 
   async #database(side: Side, statements: boolean): Promise<BenchDatabase | undefined> {

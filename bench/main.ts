@@ -5,20 +5,22 @@ import { describeMachine, loadNow } from './machine.ts'
 import { Progress } from './progress.ts'
 import { renderMarkdown, renderTable, type Report } from './report.ts'
 import type { Row } from './rows.ts'
-import { scenarios } from './scenarios/index.ts'
-import { failedRows, runScenario, type Scenario } from './suite.ts'
+import { trustAuthority } from './sockets.ts'
+import { goalScenarios, scenarios } from './scenarios/index.ts'
+import { checkOptions, failedRows, runScenario, type Scenario } from './suite.ts'
 
 /** Above this something else is running, and the absolute numbers are worth less. */
 const quietLoad = 0.5
 
 process.exitCode = await main(process.argv.slice(2))
 
-/** 0: measured. 1: a scenario failed. 64: the arguments are wrong. A missed goal is a result. */
+/** 0: measured. 1: a scenario failed. 2: a goal was missed, with `--check` only. 64: the arguments are wrong. */
 async function main(args: string[]): Promise<number> {
   try {
     const options = readArgs(
       args,
       scenarios.map(({ name }) => name),
+      { goals: goalScenarios.map(({ name }) => name), env: process.env },
     )
     if (options.help) {
       process.stdout.write(usage())
@@ -35,9 +37,8 @@ async function main(args: string[]): Promise<number> {
 async function run(options: BenchOptions): Promise<number> {
   const progress = new Progress()
   const chosen = scenarios.filter(({ name }) => options.scenarios.includes(name))
-  const local = chosen.find(({ foreign }) => !foreign)
-  if (options.foreign && local)
-    throw new UsageError(`"${local.name}" starts its own hub: drop --url`)
+  for (const scenario of chosen) checkOptions(scenario, options)
+  if (options.ca) trust(options.ca)
 
   const before = loadNow()
   if (before > quietLoad) progress.note(`warning: the load average is ${before} before the start`)
@@ -60,26 +61,41 @@ async function run(options: BenchOptions): Promise<number> {
   }
   if (options.json) writeFileSync(options.json, `${JSON.stringify(report, undefined, 2)}\n`)
   process.stdout.write(`${options.markdown ? renderMarkdown(report) : renderTable(rows)}\n`)
-  return failures > 0 ? 1 : 0
+  if (failures > 0) return 1
+  return options.check && rows.some(({ ok }) => ok === false) ? 2 : 0
+}
+
+function trust(file: string): void {
+  try {
+    trustAuthority(file)
+  } catch (error) {
+    throw new UsageError(`--ca ${file}: ${String(error)}`)
+  }
 }
 
 function usage(): string {
   const width = Math.max(...scenarios.map(({ name }) => name.length))
   const line = ({ name, about }: Scenario) => `  ${name.padEnd(width)}  ${about}\n`
   return `npm run bench -- SCENARIO… [flags]      measures the scenarios named
-npm run bench -- goals --json FILE      measures all of them, one after the other
+npm run bench -- goals --json FILE      measures all that have goals, one after the other
 
 Scenarios:
 ${scenarios.map(line).join('')}
 Flags:
   --agents N        simulated agents (each scenario has its own default)
   --seconds N       length of one measurement
+  --rate N[,N…]     per second, of what the scenario's load consists of
   --rounds N        measurements of each side, in turn; the median counts (3)
   --generators N    processes per fleet (2); twice as many must change nothing
   --json FILE       writes the report as JSON
   --markdown        prints the table as markdown
+  --check           ends with 2 when a goal is missed
 
 Against a hub that runs already, measured from outside only:
-  --url ORIGIN --email EMAIL --password PASSWORD --enrollment-secret SECRET
+  --url ORIGIN                  http:// or https://
+  --email EMAIL                 or BENCH_EMAIL in the environment
+  --password PASSWORD           or BENCH_PASSWORD
+  --enrollment-secret SECRET    or BENCH_ENROLLMENT_SECRET
+  --ca FILE                     authorities to trust beside the machine's, as PEM
 `
 }

@@ -9,7 +9,7 @@ export interface Credentials {
   enrollmentSecret: string
 }
 
-const enrollConnections = 32
+const connectionsMax = 32
 
 /** Signs in and returns the header that every further request carries. */
 export async function signIn(
@@ -34,23 +34,64 @@ export async function enroll(
   onCount: (done: number) => void,
 ): Promise<Device[]> {
   const devices: Device[] = []
-  let next = 0
-  const work = async () => {
-    const connection = await HttpConnection.open(origin)
-    while (next < count) {
-      const hostname = `bench-${String(next++).padStart(6, '0')}`
-      const body = { enrollmentSecret, hostname, os: 'linux', arch: 'amd64', agentVersion: '1.0.0' }
-      const request = { method: 'POST', path: '/api/v1/agents/enroll', body }
-      const answer = await connection.send(requestBytes(origin, request))
-      if (answer.status !== 201) {
-        throw new Error(`enrollment was refused: ${answer.status} ${answer.body}`)
-      }
-      const { deviceId, agentToken } = JSON.parse(answer.body) as Record<string, string>
-      devices.push({ id: deviceId ?? '', token: agentToken ?? '' })
-      if (devices.length % 100 === 0) onCount(devices.length)
-    }
-    connection.close()
-  }
-  await Promise.all(Array.from({ length: Math.min(enrollConnections, count) }, work))
+  await inParallel(origin, count, async (connection, index) => {
+    devices.push(await enrollOne(origin, enrollmentSecret, connection, index))
+    if (devices.length % 100 === 0) onCount(devices.length)
+  })
   return devices
+}
+
+/** Enrolls one device over a connection that is there; `index` becomes its host name. */
+export async function enrollOne(
+  origin: string,
+  enrollmentSecret: string,
+  connection: HttpConnection,
+  index: number,
+): Promise<Device> {
+  const hostname = `bench-${String(index).padStart(6, '0')}`
+  const body = { enrollmentSecret, hostname, os: 'linux', arch: 'amd64', agentVersion: '1.0.0' }
+  const request = { method: 'POST', path: '/api/v1/agents/enroll', body }
+  const answer = await connection.send(requestBytes(origin, request))
+  if (answer.status !== 201) {
+    throw new Error(`enrollment was refused: ${answer.status} ${answer.body}`)
+  }
+  const { deviceId, agentToken } = JSON.parse(answer.body) as Record<string, string>
+  return { id: deviceId ?? '', token: agentToken ?? '' }
+}
+
+/** Decommissions devices, many at a time; those that are gone already count as done. */
+export async function decommission(
+  origin: string,
+  credentials: Credentials,
+  devices: readonly Device[],
+  onCount: (done: number) => void,
+): Promise<void> {
+  const headers = await signIn(origin, credentials)
+  let done = 0
+  await inParallel(origin, devices.length, async (connection, index) => {
+    const path = `/api/v1/devices/${devices[index]!.id}`
+    const answer = await connection.send(requestBytes(origin, { method: 'DELETE', path, headers }))
+    if (answer.status !== 200 && answer.status !== 409) {
+      throw new Error(`decommissioning was refused: ${answer.status} ${answer.body}`)
+    }
+    if (++done % 100 === 0) onCount(done)
+  })
+}
+
+/** Does a piece of work for each index below `count`, on as many connections as a hub takes easily. */
+async function inParallel(
+  origin: string,
+  count: number,
+  work: (connection: HttpConnection, index: number) => Promise<void>,
+): Promise<void> {
+  let next = 0
+  const serve = async () => {
+    const connection = await HttpConnection.open(origin)
+    try {
+      while (next < count) await work(connection, next++)
+    } finally {
+      connection.close()
+    }
+  }
+  await Promise.all(Array.from({ length: Math.min(connectionsMax, count) }, serve))
 }

@@ -1,9 +1,10 @@
 // One simulated agent: a raw socket that upgrades, takes commands and answers each at once. Cheap on
 // purpose, since the generator shares its cores with what it measures; it never reconnects by itself.
-import { connect, type Socket } from 'node:net'
+import type { Socket } from 'node:net'
 import { agentSubprotocol, type HubFrame } from '../src/protocol.ts'
-import { tally, type FleetCounts } from './fleet_counts.ts'
+import { emptyCounts, tally, type FleetCounts } from './fleet_counts.ts'
 import { clientFrame, jsonFrame, opcodes, readFrames } from './frames.ts'
+import { openSocket, type Place } from './sockets.ts'
 
 export interface Device {
   id: string
@@ -12,8 +13,7 @@ export interface Device {
 
 /** What all agents of one process share. */
 export interface Ground {
-  host: string
-  port: number
+  place: Place
   /** A loopback address to connect from, this process's own, so that all its ports are free. */
   sourceAddress: string | undefined
   /** The port last connected from, see `nextPort`. */
@@ -23,6 +23,17 @@ export interface Ground {
   ran: Set<string>
   /** Results by command id until the hub acknowledges their end. */
   unacked: Map<string, { agent: SimAgent; frames: Buffer; sentMs: number }>
+}
+
+export function newGround(place: Place, sourceAddress?: string): Ground {
+  return {
+    place,
+    sourceAddress,
+    sourcePort: 10_000,
+    counts: emptyCounts(),
+    ran: new Set(),
+    unacked: new Map(),
+  }
 }
 
 /** Every socket reads into this one: bytes are handled before the next read, the rest is copied. */
@@ -52,13 +63,10 @@ export class SimAgent {
 
   /** Opens the socket; true once the server upgraded it, false when it refused. */
   connect(): Promise<boolean> {
-    const { host, port, sourceAddress } = this.#ground
+    const { place, sourceAddress } = this.#ground
     return new Promise((resolve) => {
       let failure = 'closed'
-      const socket = connect({
-        host,
-        port,
-        noDelay: true,
+      const socket = openSocket(place, {
         ...(sourceAddress
           ? { localAddress: sourceAddress, localPort: nextPort(this.#ground) }
           : {}),
@@ -89,7 +97,10 @@ export class SimAgent {
     this.#ground.counts.framesOut += frames
   }
 
-  /** Ends the socket with a reset: 15,000 sockets in TIME_WAIT would starve the next round of ports. */
+  /**
+   * Ends the socket, with a reset where there is no TLS around it: 15,000 sockets in TIME_WAIT would starve
+   * the next round of ports.
+   */
   disconnect(): void {
     const socket = this.#socket
     if (!socket) return
@@ -97,11 +108,12 @@ export class SimAgent {
     this.#upgraded = false
     this.#socket = undefined
     socket.removeAllListeners('close')
-    socket.resetAndDestroy()
+    if (this.#ground.place.secure) socket.destroy()
+    else socket.resetAndDestroy()
   }
 
   #upgradeRequest(): string {
-    const { host, port } = this.#ground
+    const { host, port } = this.#ground.place
     return (
       `GET /api/v1/agents/${this.device.id}/ws HTTP/1.1\r\nHost: ${host}:${port}\r\n` +
       'Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n' +

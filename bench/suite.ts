@@ -1,6 +1,6 @@
 // Runs a scenario: every side enters, warms up, and is measured in turn (A B A B A B), so that whatever
 // else the machine does falls on all of them alike. Judging is left to rows.ts.
-import type { BenchOptions } from './args.ts'
+import { UsageError, type BenchOptions } from './args.ts'
 import { Lab } from './lab.ts'
 import type { Progress } from './progress.ts'
 import { judge, type Row, type RowSpec, type Sample, type Samples, type Side } from './rows.ts'
@@ -18,10 +18,24 @@ export interface Scenario {
   seconds: number
   /** Discarded first measurement; 0 where each measurement starts its own program. */
   warmUpSeconds: number
-  /** False where the scenario has to start the hub itself, so that `--url` can't serve it. */
-  foreign: boolean
+  /** Why `--url` can't serve it: what the scenario has to do that only a hub of its own allows. */
+  ownHub?: string
+  /** What `--rate` sets, per second, and how many rates it takes; absent: it takes none. */
+  rate?: { of: string; most: number }
   /** Brings a side to where it can be measured again and again. */
   enter(side: Side, lab: Lab, agents: number): Promise<Measure>
+}
+
+/** Whether a scenario can do what was asked; throws UsageError, which names the flag. */
+export function checkOptions(scenario: Scenario, options: BenchOptions): void {
+  const { name, ownHub, rate } = scenario
+  if (options.foreign && ownHub) throw new UsageError(`"${name}" ${ownHub}: drop --url`)
+  const rates = options.rates?.length ?? 0
+  if (rates > (rate?.most ?? 0)) {
+    throw new UsageError(
+      rate ? `"${name}" takes one --rate: ${rate.of}` : `"${name}" has no rate: drop --rate`,
+    )
+  }
 }
 
 export async function runScenario(

@@ -38,6 +38,27 @@ test('a foreign hub is its origin and three credentials', () => {
   )
 })
 
+test('secrets may come from the environment, the address may not; a flag wins', () => {
+  const env = {
+    BENCH_URL: 'http://leftover',
+    BENCH_EMAIL: 'a@b',
+    BENCH_PASSWORD: 'p',
+    BENCH_ENROLLMENT_SECRET: 's',
+  }
+  const given = ['rss', '--url', 'https://hub.example', '--email', 'c@d']
+  assert.deepEqual(readArgs(given, known, { env }).foreign, {
+    origin: 'https://hub.example',
+    credentials: { email: 'c@d', password: 'p', enrollmentSecret: 's' },
+  })
+  assert.equal(readArgs(['rss'], known, { env }).foreign, undefined)
+})
+
+test('rates come as a list in order, goals as those that have goals', () => {
+  const options = readArgs(['goals', '--rate', '200,50'], known, { goals: ['rss'] })
+  assert.deepEqual(options.rates, [50, 200])
+  assert.deepEqual(options.scenarios, ['rss'])
+})
+
 const refused: [string[], RegExp][] = [
   [[], /name a scenario/],
   [['walk'], /no scenario "walk"; there are heartbeats, rss, accept and goals/],
@@ -48,9 +69,16 @@ const refused: [string[], RegExp][] = [
   [['rss', '--json'], /--json/],
   [['rss', '--email', 'a@b'], /--email goes with --url/],
   [['rss', '--url', 'http://h', '--email', 'a@b', '--password', 'p'], /needs --enrollment-secret/],
+  [['rss', '--rate', '5,x'], /--rate is no whole number from 1 to 100000: "x"/],
+  [['rss', '--rate', '1,2,3,4,5,6,7,8,9,10,11,12,13'], /--rate takes 12 rates at most/],
+  [['rss', '--ca', 'a.pem'], /--ca goes with --url https/],
   [
-    ['rss', '--url', 'https://h', '--email', 'a', '--password', 'p', '--enrollment-secret', 's'],
-    /--url is no http:\/\/ origin/,
+    ['rss', '--url', 'ftp://h', '--email', 'a', '--password', 'p', '--enrollment-secret', 's'],
+    /--url is no http:\/\/ or https:\/\/ origin/,
+  ],
+  [
+    ['rss', '--url', 'http://h/x', '--email', 'a', '--password', 'p', '--enrollment-secret', 's'],
+    /--url is an origin, without a path/,
   ],
 ]
 for (const [args, message] of refused) {

@@ -15,7 +15,6 @@ export const accept: Scenario = {
   agents: 10_000,
   seconds: 5,
   warmUpSeconds: 4,
-  foreign: true,
   rows: [
     {
       id: 'P4a',

@@ -16,7 +16,7 @@ export const connect: Scenario = {
   agents: 15_000,
   seconds: 1,
   warmUpSeconds: 1,
-  foreign: true,
+  rate: { of: 'connects; without it as fast as they go', most: 1 },
   rows: [
     {
       id: 'P3a',
@@ -44,7 +44,7 @@ export const connect: Scenario = {
       const cpuBefore = cpuMs(target)
       const { welcomes } = await fleet.counts()
       const startedMs = performance.now()
-      await connectAll(fleet, lab.progress)
+      await connectAll(fleet, lab.progress, { perSecond: lab.options.rates?.[0] ?? 0 })
       if (target.database) await waitForOnline(target.database, agents)
       else if (side === 'hub') await waitForWelcomes(fleet, welcomes + agents)
       const seconds = (performance.now() - startedMs) / 1000

@@ -25,7 +25,7 @@ export const downloads: Scenario = {
   agents: 1000,
   seconds: 10,
   warmUpSeconds: 2,
-  foreign: false,
+  ownHub: 'puts a release into the data folder of a hub that it starts',
   rows: [
     {
       id: 'P8d1',

@@ -16,7 +16,7 @@ export const auditExport: Scenario = {
   agents: 100,
   seconds: 8,
   warmUpSeconds: 2,
-  foreign: false,
+  ownHub: 'fills the database of a hub that it starts',
   rows: [
     {
       id: 'P8b1',

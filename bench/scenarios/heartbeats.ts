@@ -15,7 +15,7 @@ export const heartbeats: Scenario = {
   agents: 10_000,
   seconds: 10,
   warmUpSeconds: 5,
-  foreign: true,
+  rate: { of: 'heartbeats', most: 1 },
   rows: [
     {
       id: 'P1a',
@@ -44,12 +44,13 @@ export const heartbeats: Scenario = {
   ],
   async enter(side, lab, agents) {
     const target = await lab.start(side)
+    const rate = lab.options.rates?.[0] ?? agents * heartbeatsPerAgentSecond
     const fleet = await lab.fleet(target, await lab.devices(target, agents))
     lab.progress.step(`${side}: connecting ${agents} agents`)
     await connectAll(fleet, lab.progress)
     await fleet.pace(restPerSecond(agents))
     return async (seconds) => {
-      await fleet.pace(agents * heartbeatsPerAgentSecond)
+      await fleet.pace(rate)
       // The first beats after a rest find cold caches; they are not what is asked for.
       await sleep(500)
       const handledBefore = await heartbeatsHandled(target)
@@ -64,7 +65,7 @@ export const heartbeats: Scenario = {
 
       const beats = after.heartbeats - before.heartbeats
       const perSecond = beats / elapsed
-      if (perSecond < 0.97 * agents * heartbeatsPerAgentSecond) {
+      if (perSecond < 0.97 * rate) {
         lab.progress.note(`warning: the fleet reached ${Math.round(perSecond)} heartbeats/s only`)
       }
       if (after.open < agents) throw new Error(`${side} lost agents: ${lossOf(after)}`)

@@ -12,7 +12,8 @@ import { script } from './script.ts'
 import { start } from './start.ts'
 import { terminal } from './terminal.ts'
 
-export const scenarios: readonly Scenario[] = [
+/** What has goals beside limits and rivals. */
+export const goalScenarios: readonly Scenario[] = [
   heartbeats,
   rss,
   connect,
@@ -25,3 +26,5 @@ export const scenarios: readonly Scenario[] = [
   terminal,
   start,
 ]
+
+export const scenarios: readonly Scenario[] = [...goalScenarios]

@@ -68,7 +68,7 @@ export const largeLists: Scenario = {
   agents: 100_000,
   seconds: 12,
   warmUpSeconds: 1,
-  foreign: false,
+  ownHub: 'fills the database of a hub that it starts',
   rows: lists.flatMap(({ id, name }): RowSpec[] => [
     {
       id,

@@ -21,7 +21,7 @@ export const roundTrip: Scenario = {
   agents: 1000,
   seconds: 10,
   warmUpSeconds: 5,
-  foreign: true,
+  rate: { of: 'commands of the timed part', most: 1 },
   rows: [
     {
       id: 'P5a',
@@ -60,7 +60,7 @@ export const roundTrip: Scenario = {
     const target = await lab.start(side)
     if (side === 'echo') {
       return async (seconds) =>
-        percentiles(await echoRoundTrips(target.origin, perSecondTimed, seconds))
+        percentiles(await echoRoundTrips(target.origin, rateOf(lab), seconds))
     }
     const devices = await lab.devices(target, agents)
     const fleet = await lab.fleet(target, devices)
@@ -68,6 +68,10 @@ export const roundTrip: Scenario = {
     await fleet.pace(restPerSecond(agents))
     return measureCommands(target, fleet, devices, lab)
   },
+}
+
+function rateOf(lab: Lab): number {
+  return lab.options.rates?.[0] ?? perSecondTimed
 }
 
 function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: Lab): Measure {
@@ -78,7 +82,7 @@ function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: L
     const cpuBefore = cpuMs(target)
     const throughput = await closedLoop({ ...load, seconds })
     const cpuAfter = cpuMs(target)
-    const timed = await openLoop({ ...load, seconds, perSecond: perSecondTimed })
+    const timed = await openLoop({ ...load, seconds, perSecond: rateOf(lab) })
     const { commands, duplicates } = await fleet.counts()
 
     for (const { bad } of [throughput, timed]) {

@@ -15,7 +15,7 @@ export const rss: Scenario = {
   agents: 15_000,
   seconds: 5,
   warmUpSeconds: 0,
-  foreign: false,
+  ownHub: 'reads the memory of programs that it starts with --expose-gc',
   rows: [
     {
       id: 'P2',

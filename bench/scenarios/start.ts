@@ -14,7 +14,7 @@ export const start: Scenario = {
   agents: 1,
   seconds: 5,
   warmUpSeconds: 0,
-  foreign: false,
+  ownHub: 'starts its own hub',
   rows: [
     {
       id: 'P13a',

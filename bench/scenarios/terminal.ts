@@ -19,7 +19,7 @@ export const terminal: Scenario = {
   agents: 1,
   seconds: 10,
   warmUpSeconds: 3,
-  foreign: true,
+  rate: { of: 'keys', most: 1 },
   rows: [
     {
       id: 'P9a',
@@ -40,7 +40,7 @@ export const terminal: Scenario = {
     const echo = await openEcho(target.origin, id, ticket)
     lab.defer(() => echo.close())
     return async (seconds) => {
-      const histogram = await echo.measure(perSecond, seconds)
+      const histogram = await echo.measure(lab.options.rates?.[0] ?? perSecond, seconds)
       return { p50Ms: histogram.percentile(50) / 1000, p99Ms: histogram.percentile(99) / 1000 }
     }
   },
