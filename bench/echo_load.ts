@@ -1,18 +1,18 @@
 // The floor of every round trip: bytes to a socket and back, on the same schedule and the same clock.
 import { connect } from 'node:net'
-import { createHistogram, type RecordableHistogram } from 'node:perf_hooks'
+import { Latencies } from './latency.ts'
 import { tick, ticksNowMs } from './ticker.ts'
 
 const message = Buffer.alloc(100, 'x')
 
-/** Echoes at a fixed rate over one socket; microseconds from the moment each was due. */
+/** Echoes at a fixed rate over one socket, each counted from the moment it was due. */
 export async function echoRoundTrips(
   origin: string,
   perSecond: number,
   seconds: number,
-): Promise<RecordableHistogram> {
+): Promise<Latencies> {
   const { hostname, port } = new URL(origin)
-  const histogram = createHistogram({ lowest: 1, highest: 60_000_000, figures: 3 })
+  const latencies = new Latencies()
   const due: number[] = []
   let received = 0
   // The echo program takes any bytes once it has answered one HTTP request with 101.
@@ -25,7 +25,8 @@ export async function echoRoundTrips(
   socket.on('data', (bytes) => {
     received += bytes.length
     for (; received >= message.length; received -= message.length) {
-      histogram.record(Math.max(1, Math.round((ticksNowMs() - (due.shift() ?? 0)) * 1000)))
+      const nowMs = ticksNowMs()
+      latencies.record(due.shift() ?? nowMs, nowMs)
     }
   })
   await tick(perSecond, Math.round(perSecond * seconds), (dueMs) => {
@@ -34,5 +35,5 @@ export async function echoRoundTrips(
   })
   while (due.length > 0) await new Promise((resolve) => socket.once('data', resolve))
   socket.destroy()
-  return histogram
+  return latencies
 }

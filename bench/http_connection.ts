@@ -15,6 +15,9 @@ export interface Request {
   body?: unknown
 }
 
+/** A request that got no answer for so long is lost: a bench that hangs is worse than one that fails. */
+const answerMsMax = 90_000
+
 export class HttpConnection {
   readonly #socket: Socket
   #rest = ''
@@ -26,6 +29,10 @@ export class HttpConnection {
     socket.setEncoding('latin1')
     socket.on('data', (text: string) => this.#read(text))
     socket.on('error', (error) => this.#fail(error))
+    // Fires on silence in both directions; a connection that nobody asked anything may be silent.
+    socket.setTimeout(answerMsMax, () => {
+      if (this.#waiting) this.#fail(new Error('no answer in time'))
+    })
     socket.once('close', () => this.#fail(new Error('the server closed the connection')))
   }
 

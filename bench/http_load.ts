@@ -1,7 +1,8 @@
 // Two ways to load an HTTP server: closed loop for throughput, open loop for latency.
-import { createHistogram, type RecordableHistogram } from 'node:perf_hooks'
 import { tally } from './fleet_counts.ts'
 import { HttpConnection, type Answer } from './http_connection.ts'
+import { Latencies } from './latency.ts'
+import type { Progress } from './progress.ts'
 import { tick, ticksNowMs } from './ticker.ts'
 
 export interface Load {
@@ -16,85 +17,136 @@ export interface Load {
 
 export interface LoadResult {
   good: number
-  /** Answers that were not good, by status; failed connections under `lost`. */
+  /** Answers that were not good, by status; what got none under `lost`. */
   bad: Record<string, number>
   seconds: number
+  /**
+   * Of what was answered, whatever the answer. In an open loop from the moment a request was due, in a closed
+   * one from its sending: a closed loop asks less of a slow server, so its latencies flatter a stall.
+   */
+  latencies: Latencies
 }
 
-/** Every connection asks again as soon as it is answered. */
+/** Every connection asks again as soon as it is answered; one that is lost stays away. */
 export async function closedLoop(load: Load): Promise<LoadResult> {
-  const result: LoadResult = { good: 0, bad: {}, seconds: 0 }
-  const connections = await openAll(load)
+  const result = emptyResult(load.seconds)
+  const lines = await openAll(load)
   const startedMs = performance.now()
   const endMs = startedMs + load.seconds * 1000
   await Promise.all(
-    connections.map(async (connection) => {
+    lines.map(async (line) => {
       while (performance.now() < endMs) {
-        if (!(await ask(connection, load, result))) return
+        if (!(await ask(line, load, result, ticksNowMs()))) return
       }
     }),
   )
   result.seconds = (performance.now() - startedMs) / 1000
-  for (const connection of connections) connection.close()
+  closeAll(lines)
   return result
 }
 
-export interface TimedResult extends LoadResult {
-  /** Microseconds from the moment a request was due to its answer. */
-  histogram: RecordableHistogram
+export interface OpenLoad extends Load {
+  perSecond: number
+  /** Told once a second how far the load is. */
+  progress?: Progress
 }
 
 /**
  * Sends on schedule, whether or not earlier requests were answered, and measures from the schedule: a
  * stall of the server counts for every request that was due in it. With every connection busy a
- * request waits for one, and that wait counts too.
+ * request waits for one, and that wait counts too. A connection that is lost is opened again for the next
+ * request, so that an outage costs what was due in it and nothing after.
  */
-export async function openLoop(load: Load & { perSecond: number }): Promise<TimedResult> {
-  const result: TimedResult = { good: 0, bad: {}, seconds: load.seconds, histogram: timer() }
+export async function openLoop(load: OpenLoad): Promise<LoadResult> {
+  const result = emptyResult(load.seconds)
   const free = await openAll(load)
   const all = [...free]
-  const due: number[] = []
+  const due = new Waiting()
   const running = new Set<Promise<void>>()
 
-  const serve = async (connection: HttpConnection) => {
-    for (let dueMs = due.shift(); dueMs !== undefined; dueMs = due.shift()) {
-      if (!(await ask(connection, load, result))) return
-      result.histogram.record(Math.max(1, Math.round((ticksNowMs() - dueMs) * 1000)))
+  const serve = async (line: Line) => {
+    for (let dueMs = due.take(); dueMs !== undefined; dueMs = due.take()) {
+      await ask(line, load, result, dueMs)
     }
-    free.push(connection)
+    free.push(line)
   }
+  let ticks = 0
   await tick(load.perSecond, Math.round(load.perSecond * load.seconds), (dueMs) => {
-    due.push(dueMs)
-    const connection = free.shift()
-    if (!connection) return
-    const work: Promise<void> = serve(connection).finally(() => running.delete(work))
+    due.add(dueMs)
+    if (++ticks % Math.ceil(load.perSecond) === 0) tell(load, result)
+    const line = free.shift()
+    if (!line) return
+    const work: Promise<void> = serve(line).finally(() => running.delete(work))
     running.add(work)
   })
   await Promise.all(running)
-  for (const connection of all) connection.close()
+  closeAll(all)
   return result
 }
 
-/** One request on one connection; false when the connection was lost. */
-async function ask(connection: HttpConnection, load: Load, result: LoadResult): Promise<boolean> {
+/** What was not answered well, in one line; undefined when all was. */
+export function refusals({ bad }: Pick<LoadResult, 'bad'>): string | undefined {
+  return Object.keys(bad).length > 0 ? JSON.stringify(bad) : undefined
+}
+
+/** A place for a connection, which may be lost and opened again. */
+interface Line {
+  connection: HttpConnection | undefined
+}
+
+/** One request on one connection; false when there was no answer. */
+async function ask(line: Line, load: Load, result: LoadResult, dueMs: number): Promise<boolean> {
   try {
-    const answer = await connection.send(load.next())
+    line.connection ??= await HttpConnection.open(load.origin)
+    const answer = await line.connection.send(load.next())
+    result.latencies.record(dueMs, ticksNowMs())
     if (load.good(answer)) result.good++
     else tally(result.bad, String(answer.status))
     return true
   } catch {
+    line.connection = undefined
     tally(result.bad, 'lost')
     return false
   }
 }
 
-function openAll(load: Load): Promise<HttpConnection[]> {
+function openAll(load: Load): Promise<Line[]> {
   return Promise.all(
-    Array.from({ length: load.connections }, () => HttpConnection.open(load.origin)),
+    Array.from({ length: load.connections }, async () => ({
+      connection: await HttpConnection.open(load.origin),
+    })),
   )
 }
 
-/** Microseconds up to a minute, three digits. */
-function timer(): RecordableHistogram {
-  return createHistogram({ lowest: 1, highest: 60_000_000, figures: 3 })
+function closeAll(lines: readonly Line[]): void {
+  for (const { connection } of lines) connection?.close()
+}
+
+function tell({ progress }: OpenLoad, { good, bad, latencies }: LoadResult): void {
+  if (!progress || latencies.count === 0) return
+  const failed = Object.values(bad).reduce((sum, count) => sum + count, 0)
+  const p99 = latencies.ms(99).toPrecision(3)
+  progress.figure(`${good} answered, ${failed} failed, p99 ${p99} ms`)
+}
+
+function emptyResult(seconds: number): LoadResult {
+  return { good: 0, bad: {}, seconds, latencies: new Latencies() }
+}
+
+/** First in, first out; an array's shift would move a long backlog for each request of it. */
+class Waiting {
+  #moments: number[] = []
+  #next = 0
+
+  add(dueMs: number): void {
+    this.#moments.push(dueMs)
+  }
+
+  take(): number | undefined {
+    const dueMs = this.#moments[this.#next++]
+    if (dueMs !== undefined) return dueMs
+    this.#moments = []
+    this.#next = 0
+    return undefined
+  }
 }

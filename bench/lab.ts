@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { BenchOptions } from './args.ts'
 import { startDatabase, type BenchDatabase } from './database.ts'
+import { Findings } from './findings.ts'
 import { Fleet } from './fleet.ts'
 import { decommission, enroll, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
@@ -53,6 +54,7 @@ const limitsOff = {
 export class Lab {
   readonly options: BenchOptions
   readonly progress: Progress
+  readonly findings: Findings
   readonly folder = mkdtempSync(join(tmpdir(), 'muster-bench-'))
   readonly #credentials: Credentials = {
     email: 'bench@example.com',
@@ -64,8 +66,9 @@ export class Lab {
   readonly #devices = new Map<Side, Device[]>()
   #starting: Promise<unknown> | undefined
 
-  constructor(options: BenchOptions, progress: Progress) {
+  constructor(options: BenchOptions, progress: Progress, findings = new Findings('bench')) {
     this.options = options
+    this.findings = findings
     this.progress = progress
     this.#stack.defer(() => rmSync(this.folder, { recursive: true, force: true }))
   }

@@ -3,11 +3,10 @@ import { writeFileSync } from 'node:fs'
 import { readArgs, UsageError, type BenchOptions } from './args.ts'
 import { describeMachine, loadNow } from './machine.ts'
 import { Progress } from './progress.ts'
-import { renderMarkdown, renderTable, type Report } from './report.ts'
-import type { Row } from './rows.ts'
+import { renderMarkdown, renderTable, reportFormat, type Report } from './report.ts'
 import { trustAuthority } from './sockets.ts'
 import { goalScenarios, scenarios } from './scenarios/index.ts'
-import { checkOptions, failedRows, runScenario, type Scenario } from './suite.ts'
+import { checkOptions, failedOutcome, runScenario, type Outcome, type Scenario } from './suite.ts'
 
 /** Above this something else is running, and the absolute numbers are worth less. */
 const quietLoad = 0.5
@@ -42,23 +41,32 @@ async function run(options: BenchOptions): Promise<number> {
 
   const before = loadNow()
   if (before > quietLoad) progress.note(`warning: the load average is ${before} before the start`)
-  const rows: Row[] = []
+  const startedAt = new Date()
+  const outcomes: Outcome[] = []
   let failures = 0
   for (const scenario of chosen) {
     try {
-      rows.push(...(await runScenario(scenario, options, progress)))
+      outcomes.push(await runScenario(scenario, options, progress))
     } catch (error) {
       failures++
-      rows.push(...failedRows(scenario))
+      outcomes.push(failedOutcome(scenario))
       progress.note(`${scenario.name} failed: ${String(error)}`)
     }
   }
   progress.clear()
   const report: Report = {
+    format: reportFormat,
+    startedAt: startedAt.toISOString(),
+    seconds: Math.round((Date.now() - startedAt.getTime()) / 1000),
+    scenarios: options.scenarios,
+    hub: options.foreign?.origin ?? null,
     machine: describeMachine(),
     load: { before, after: loadNow() },
-    rows,
+    rows: outcomes.flatMap(({ rows }) => rows),
+    latencies: outcomes.flatMap(({ latencies }) => latencies),
+    charts: outcomes.flatMap(({ charts }) => charts),
   }
+  const { rows } = report
   if (options.json) writeFileSync(options.json, `${JSON.stringify(report, undefined, 2)}\n`)
   process.stdout.write(`${options.markdown ? renderMarkdown(report) : renderTable(rows)}\n`)
   if (failures > 0) return 1

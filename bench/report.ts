@@ -1,12 +1,25 @@
 // The rows as people and programs read them: a table, a markdown table, one JSON object.
+import type { Chart, LatencyFinding } from './findings.ts'
 import type { Machine } from './machine.ts'
 import type { Row } from './rows.ts'
 
+/** Moves with every change that a reader of an older report would stumble over. */
+export const reportFormat = 2
+
 export interface Report {
+  format: typeof reportFormat
+  /** ISO 8601. */
+  startedAt: string
+  seconds: number
+  scenarios: string[]
+  /** The hub of `--url`; null for one that the bench started. */
+  hub: string | null
   machine: Machine
   /** Load average of the last minute, before the first program started and after the last ended. */
   load: { before: number; after: number }
   rows: Row[]
+  latencies: LatencyFinding[]
+  charts: Chart[]
 }
 
 /** A table with aligned columns for a terminal. */
@@ -24,7 +37,11 @@ export function renderTable(rows: readonly Row[]): string {
 }
 
 /** The table of bench/README.md, with the machine and its load above it. */
-export function renderMarkdown({ machine, load, rows }: Report): string {
+export function renderMarkdown({
+  machine,
+  load,
+  rows,
+}: Pick<Report, 'machine' | 'load' | 'rows'>): string {
   const { cores, memoryGiB, cpu } = machine
   const lines = [headings, headings.map((_, column) => (isNumeric(column) ? '---:' : '---'))]
   lines.push(...rows.map(cells))

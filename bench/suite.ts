@@ -1,6 +1,7 @@
 // Runs a scenario: every side enters, warms up, and is measured in turn (A B A B A B), so that whatever
 // else the machine does falls on all of them alike. Judging is left to rows.ts.
 import { UsageError, type BenchOptions } from './args.ts'
+import { Findings, type Chart, type LatencyFinding } from './findings.ts'
 import { Lab } from './lab.ts'
 import type { Progress } from './progress.ts'
 import { judge, type Row, type RowSpec, type Sample, type Samples, type Side } from './rows.ts'
@@ -26,6 +27,13 @@ export interface Scenario {
   enter(side: Side, lab: Lab, agents: number): Promise<Measure>
 }
 
+/** What a scenario leaves to the report. */
+export interface Outcome {
+  rows: Row[]
+  latencies: LatencyFinding[]
+  charts: Chart[]
+}
+
 /** Whether a scenario can do what was asked; throws UsageError, which names the flag. */
 export function checkOptions(scenario: Scenario, options: BenchOptions): void {
   const { name, ownHub, rate } = scenario
@@ -42,8 +50,9 @@ export async function runScenario(
   scenario: Scenario,
   options: BenchOptions,
   progress: Progress,
-): Promise<Row[]> {
-  const lab = new Lab(options, progress)
+): Promise<Outcome> {
+  const findings = new Findings(scenario.name)
+  const lab = new Lab(options, progress, findings)
   const signals = closeOnSignal(lab)
   const agents = options.agents ?? scenario.agents
   const seconds = options.seconds ?? scenario.seconds
@@ -60,6 +69,7 @@ export async function runScenario(
         await measure(Math.min(seconds, scenario.warmUpSeconds))
       }
     }
+    findings.clear()
     const samples: Samples = {}
     for (let round = 1; round <= options.rounds; round++) {
       for (const { side, measure } of entered) {
@@ -71,16 +81,20 @@ export async function runScenario(
       }
     }
     const rows = scenario.rows.map((spec) => judge(spec, samples))
-    return options.foreign ? rows.filter((row) => row.value !== null) : rows
+    return {
+      rows: options.foreign ? rows.filter((row) => row.value !== null) : rows,
+      latencies: findings.summaries,
+      charts: findings.charts,
+    }
   } finally {
     await signals.release()
     await lab.close()
   }
 }
 
-/** The rows of a scenario that failed: nothing measured, every goal missed. */
-export function failedRows(scenario: Scenario): Row[] {
-  return scenario.rows.map((spec) => judge(spec, {}))
+/** Of a scenario that failed: nothing measured, every goal missed. */
+export function failedOutcome(scenario: Scenario): Outcome {
+  return { rows: scenario.rows.map((spec) => judge(spec, {})), latencies: [], charts: [] }
 }
 
 function describeSample(sample: Sample): string {

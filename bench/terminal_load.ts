@@ -1,6 +1,5 @@
 // Both ends of a terminal, for its echo: an agent that sends back what it gets, and an operator who types a key
 // at a time. The frames are the real ones, acknowledgements included, whatever stands between the two.
-import { createHistogram, type RecordableHistogram } from 'node:perf_hooks'
 import { WebSocket } from 'ws'
 import { TerminalClient } from '../src/terminal_client.ts'
 import {
@@ -11,6 +10,7 @@ import {
   ticketSubprotocol,
 } from '../src/terminal_frames.ts'
 import { Incoming, Outgoing } from '../src/terminal_streams.ts'
+import { Latencies } from './latency.ts'
 import { tick, ticksNowMs } from './ticker.ts'
 import type { Device } from './sim_agent.ts'
 
@@ -51,8 +51,8 @@ export async function startEchoAgent(origin: string, { id, token }: Device): Pro
 }
 
 export interface Echo {
-  /** Keys at a fixed rate; microseconds from the moment each was due to its echo. */
-  measure(perSecond: number, seconds: number): Promise<RecordableHistogram>
+  /** Keys at a fixed rate, each from the moment it was due to its echo. */
+  measure(perSecond: number, seconds: number): Promise<Latencies>
   close(): void
 }
 
@@ -62,13 +62,13 @@ export async function openEcho(origin: string, id: string, ticket: string): Prom
   const socket = await openSocket(`${wsOf(origin)}/api/v1/terminals/${id}/ws`, protocols)
   const { promise: opened, resolve: open } = Promise.withResolvers<void>()
   const due: number[] = []
-  let histogram = createHistogram()
+  let latencies = new Latencies()
   let last: (() => void) | undefined
   const client = new TerminalClient(id, size, {
     output(bytes, done) {
       const nowMs = ticksNowMs()
       for (let n = 0; n < bytes.length; n++) {
-        histogram.record(Math.max(1, Math.round((nowMs - (due.shift() ?? nowMs)) * 1000)))
+        latencies.record(due.shift() ?? nowMs, nowMs)
       }
       done()
       if (due.length === 0) last?.()
@@ -82,14 +82,14 @@ export async function openEcho(origin: string, id: string, ticket: string): Prom
   await opened
   return {
     async measure(perSecond, seconds) {
-      histogram = createHistogram({ lowest: 1, highest: 60_000_000, figures: 3 })
+      latencies = new Latencies()
       const key = Buffer.from('x')
       await tick(perSecond, Math.round(perSecond * seconds), (dueMs) => {
         due.push(dueMs)
         client.type(key)
       })
       if (due.length > 0) await new Promise<void>((resolve) => (last = resolve))
-      return histogram
+      return latencies
     },
     close: () => socket.terminate(),
   }

@@ -53,7 +53,7 @@ test('each command runs once, its result is stored and acknowledged', async () =
   })
   assert.deepEqual(result.bad, {})
   assert.equal(result.good, 40)
-  assert.equal(result.histogram.count, 40)
+  assert.equal(result.latencies.count, 40)
   const counts = await reaches(fleet, ({ acks }) => acks === 40)
   assert.equal(counts.commands, 40)
   assert.equal(counts.duplicates, 0)

@@ -1,7 +1,7 @@
 // P4: durable commands accepted for devices that are offline. The hub commits the command, its audit
 // entry and its outbox event before it answers 202; the baseline commits the one command row.
 import { commandRequests } from '../commands.ts'
-import { closedLoop } from '../http_load.ts'
+import { closedLoop, refusals } from '../http_load.ts'
 import { cpuMs } from '../lab.ts'
 import type { Scenario } from '../suite.ts'
 
@@ -46,7 +46,7 @@ export const accept: Scenario = {
     return async (seconds) => {
       const next = await commandRequests(target, devices)
       const cpuBefore = cpuMs(target)
-      const { good, bad, ...load } = await closedLoop({
+      const load = await closedLoop({
         origin: target.origin,
         connections,
         seconds,
@@ -54,9 +54,9 @@ export const accept: Scenario = {
         good: ({ status }) => status === 202,
       })
       const cpuAfter = cpuMs(target)
-      if (Object.keys(bad).length > 0) {
-        throw new Error(`${side} did not accept every command: ${JSON.stringify(bad)}`)
-      }
+      const refused = refusals(load)
+      if (refused) throw new Error(`${side} did not accept every command: ${refused}`)
+      const { good } = load
       const perSecond = good / load.seconds
       if (!cpuBefore || !cpuAfter) return { perSecond }
       const programUs = ((cpuAfter.program - cpuBefore.program) * 1000) / good

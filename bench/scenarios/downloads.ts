@@ -8,7 +8,7 @@ import { agentFileName } from '../../src/release_manifest.ts'
 import { commandRequests } from '../commands.ts'
 import { startDownloads } from '../download_load.ts'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
-import { openLoop } from '../http_load.ts'
+import { openLoop, refusals } from '../http_load.ts'
 import type { Lab, Target } from '../lab.ts'
 import { rssBytes } from '../proc.ts'
 import type { Measure, Scenario } from '../suite.ts'
@@ -97,7 +97,7 @@ async function timedCommands(
   requests: () => Promise<() => Buffer>,
   seconds: number,
 ): Promise<number> {
-  const { histogram, bad } = await openLoop({
+  const load = await openLoop({
     origin,
     connections: 64,
     next: await requests(),
@@ -105,6 +105,7 @@ async function timedCommands(
     seconds,
     perSecond: commandsPerSecond,
   })
-  if (Object.keys(bad).length > 0) throw new Error(`commands failed: ${JSON.stringify(bad)}`)
-  return histogram.percentile(99) / 1000
+  const refused = refusals(load)
+  if (refused) throw new Error(`commands failed: ${refused}`)
+  return load.latencies.ms(99)
 }

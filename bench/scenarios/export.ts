@@ -1,6 +1,6 @@
 // P8b: an export of 1,000,000 audit rows: how much the hub grows, and what other requests notice of it.
 import { requestBytes } from '../http_connection.ts'
-import { openLoop } from '../http_load.ts'
+import { openLoop, refusals } from '../http_load.ts'
 import type { Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
 import { rssBytes } from '../proc.ts'
@@ -67,13 +67,14 @@ function measureExport(target: Target): Measure {
     const took = (performance.now() - startedMs) / 1000
     clearInterval(watch)
     if (lines < rows) throw new Error(`the export holds ${lines} lines, not ${rows}`)
-    const { histogram, bad } = await busy
-    if (Object.keys(bad).length > 0) throw new Error(`lists were refused: ${JSON.stringify(bad)}`)
+    const meanwhile = await busy
+    const refused = refusals(quiet) ?? refusals(meanwhile)
+    if (refused) throw new Error(`lists were refused: ${refused}`)
     return {
       grownMb: (most - before) / 2 ** 20,
       perSecond: lines / took,
-      quietP99Ms: quiet.histogram.percentile(99) / 1000,
-      busyP99Ms: histogram.percentile(99) / 1000,
+      quietP99Ms: quiet.latencies.ms(99),
+      busyP99Ms: meanwhile.latencies.ms(99),
     }
   }
 }

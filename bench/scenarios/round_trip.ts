@@ -4,7 +4,8 @@ import { commandRequests } from '../commands.ts'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import type { Fleet } from '../fleet.ts'
 import type { Answer } from '../http_connection.ts'
-import { closedLoop, openLoop, type TimedResult } from '../http_load.ts'
+import { closedLoop, openLoop, refusals } from '../http_load.ts'
+import type { Latencies } from '../latency.ts'
 import { cpuMs, type Lab, type Target } from '../lab.ts'
 import { echoRoundTrips } from '../echo_load.ts'
 import type { Device } from '../sim_agent.ts'
@@ -59,8 +60,11 @@ export const roundTrip: Scenario = {
   async enter(side, lab, agents) {
     const target = await lab.start(side)
     if (side === 'echo') {
-      return async (seconds) =>
-        percentiles(await echoRoundTrips(target.origin, rateOf(lab), seconds))
+      return async (seconds) => {
+        const latencies = await echoRoundTrips(target.origin, rateOf(lab), seconds)
+        lab.findings.latencies(side, 'command round trip', latencies)
+        return percentiles(latencies)
+      }
     }
     const devices = await lab.devices(target, agents)
     const fleet = await lab.fleet(target, devices)
@@ -82,21 +86,24 @@ function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: L
     const cpuBefore = cpuMs(target)
     const throughput = await closedLoop({ ...load, seconds })
     const cpuAfter = cpuMs(target)
-    const timed = await openLoop({ ...load, seconds, perSecond: rateOf(lab) })
+    const timed = await openLoop({
+      ...load,
+      seconds,
+      perSecond: rateOf(lab),
+      progress: lab.progress,
+    })
     const { commands, duplicates } = await fleet.counts()
 
-    for (const { bad } of [throughput, timed]) {
-      if (Object.keys(bad).length > 0) {
-        throw new Error(`${target.side} did not complete every command: ${JSON.stringify(bad)}`)
-      }
-    }
+    const refused = refusals(throughput) ?? refusals(timed)
+    if (refused) throw new Error(`${target.side} did not complete every command: ${refused}`)
+    lab.findings.latencies(target.side, 'command round trip', timed.latencies)
     const asked = throughput.good + timed.good
     if (commands - ranBefore !== asked) {
       throw new Error(`${asked} commands completed, but agents ran ${commands - ranBefore}`)
     }
     if (duplicates > 0) lab.progress.note(`${target.side}: ${duplicates} commands came twice`)
     const perSecond = throughput.good / throughput.seconds
-    const sample = { perSecond, ...percentiles(timed.histogram) }
+    const sample = { perSecond, ...percentiles(timed.latencies) }
     if (!cpuBefore || !cpuAfter) return sample
     const programUs = ((cpuAfter.program - cpuBefore.program) * 1000) / throughput.good
     const postgresUs = ((cpuAfter.postgres - cpuBefore.postgres) * 1000) / throughput.good
@@ -109,6 +116,6 @@ function isCompleted({ status, body }: Answer): boolean {
   return status === 202 && body.includes('"status":"completed"')
 }
 
-function percentiles(histogram: TimedResult['histogram']): { p50Ms: number; p99Ms: number } {
-  return { p50Ms: histogram.percentile(50) / 1000, p99Ms: histogram.percentile(99) / 1000 }
+function percentiles(latencies: Latencies): { p50Ms: number; p99Ms: number } {
+  return { p50Ms: latencies.ms(50), p99Ms: latencies.ms(99) }
 }

@@ -9,7 +9,7 @@ import { migrate } from '../../src/migrate.ts'
 import { startDatabase } from '../database.ts'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import { requestBytes } from '../http_connection.ts'
-import { openLoop } from '../http_load.ts'
+import { openLoop, refusals } from '../http_load.ts'
 import type { Lab, Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
 import type { Device } from '../sim_agent.ts'
@@ -53,14 +53,14 @@ export const script: Scenario = {
     const fleet = await lab.fleet(target, devices)
     await connectAll(fleet, lab.progress)
     await fleet.pace(restPerSecond(agents))
-    return measureScript(target, devices)
+    return measureScript(target, devices, lab)
   },
 }
 
 /** As many as one execution may name. */
 const namedMax = 10_000
 
-function measureScript(target: Target, devices: readonly Device[]): Measure {
+function measureScript(target: Target, devices: readonly Device[], lab: Lab): Measure {
   // A filter on somebody's hub would run the script on devices that are not ours.
   const whom = target.pid === undefined ? { deviceIds: devices.map(({ id }) => id) } : allOfUs
   if (target.pid === undefined && devices.length > namedMax) {
@@ -101,13 +101,16 @@ function measureScript(target: Target, devices: readonly Device[]): Measure {
       counts = (await api('GET', `/executions/${execution.id}`)).counts
     }
     const took = (performance.now() - startedMs) / 1000
-    const { histogram, bad } = await busy
+    const meanwhile = await busy
     await api('DELETE', `/scripts/${id}`)
-    if (Object.keys(bad).length > 0) throw new Error(`lists were refused: ${JSON.stringify(bad)}`)
+    const refused = refusals(quiet) ?? refusals(meanwhile)
+    if (refused) throw new Error(`lists were refused: ${refused}`)
+    lab.findings.latencies('hub', 'devices page before a script', quiet.latencies)
+    lab.findings.latencies('hub', 'devices page during a script', meanwhile.latencies)
     return {
       seconds: took,
-      quietP99Ms: quiet.histogram.percentile(99) / 1000,
-      busyP99Ms: histogram.percentile(99) / 1000,
+      quietP99Ms: quiet.latencies.ms(99),
+      busyP99Ms: meanwhile.latencies.ms(99),
     }
   }
 }

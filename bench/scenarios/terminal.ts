@@ -40,8 +40,9 @@ export const terminal: Scenario = {
     const echo = await openEcho(target.origin, id, ticket)
     lab.defer(() => echo.close())
     return async (seconds) => {
-      const histogram = await echo.measure(lab.options.rates?.[0] ?? perSecond, seconds)
-      return { p50Ms: histogram.percentile(50) / 1000, p99Ms: histogram.percentile(99) / 1000 }
+      const latencies = await echo.measure(lab.options.rates?.[0] ?? perSecond, seconds)
+      lab.findings.latencies(side, 'terminal echo', latencies)
+      return { p50Ms: latencies.ms(50), p99Ms: latencies.ms(99) }
     }
   },
 }

@@ -1,0 +1,92 @@
+// What a scenario found beside its rows: latencies as histograms, and lines to be plotted. Rows are judged;
+// these are there to be looked at.
+import { Latencies, type LatencySummary } from './latency.ts'
+import type { Side } from './rows.ts'
+
+export interface Axis {
+  name: string
+  unit: string
+  /** A scale of tenfold steps, for what spans several of them. */
+  log?: boolean
+}
+
+export interface Line {
+  name: string
+  points: [x: number, y: number][]
+}
+
+export interface Chart {
+  scenario: string
+  title: string
+  x: Axis
+  y: Axis
+  lines: Line[]
+}
+
+export interface LatencyFinding extends LatencySummary {
+  scenario: string
+  side: Side
+  name: string
+}
+
+/** Points of a line over time: a page shows no more of them than this apart. */
+const stretchesMax = 240
+
+export class Findings {
+  readonly #scenario: string
+  readonly #charts = new Map<string, Chart>()
+  readonly #latencies = new Map<string, { side: Side; name: string; all: Latencies }>()
+
+  constructor(scenario: string) {
+    this.#scenario = scenario
+  }
+
+  /** Keeps a chart; one of a later round takes the place of the same of an earlier one. */
+  chart(chart: Omit<Chart, 'scenario'>): void {
+    this.#charts.set(chart.title, { scenario: this.#scenario, ...chart })
+  }
+
+  /** Adds a round's latencies; those of the hub are also plotted over the time of its last round. */
+  latencies(side: Side, name: string, latencies: Latencies): void {
+    const key = `${side} ${name}`
+    const known = this.#latencies.get(key) ?? { side, name, all: new Latencies() }
+    this.#latencies.set(key, known)
+    known.all.add(latencies)
+    if (side === 'hub') this.#plotOverTime(name, latencies)
+  }
+
+  /** Forgets what a warm-up found. */
+  clear(): void {
+    this.#charts.clear()
+    this.#latencies.clear()
+  }
+
+  get charts(): Chart[] {
+    return [...this.#charts.values()]
+  }
+
+  get summaries(): LatencyFinding[] {
+    return [...this.#latencies.values()]
+      .filter(({ all }) => all.count > 0)
+      .map(({ side, name, all }) => ({ scenario: this.#scenario, side, name, ...all.summary() }))
+  }
+
+  #plotOverTime(name: string, latencies: Latencies): void {
+    const stretches = latencies.timeline(stretchesMax)
+    const line = (title: string, of: 'p50Ms' | 'p90Ms' | 'p99Ms' | 'maxMs'): Line => ({
+      name: title,
+      points: stretches.map((stretch) => [stretch.atSeconds, stretch[of]]),
+    })
+    this.chart({
+      title: `${name}: latency over time`,
+      x: { name: 'time', unit: 's' },
+      y: { name: 'latency', unit: 'ms', log: true },
+      lines: [
+        line('max', 'maxMs'),
+        line('p99', 'p99Ms'),
+        line('p90', 'p90Ms'),
+        line('p50', 'p50Ms'),
+      ],
+    })
+  }
+}

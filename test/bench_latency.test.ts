@@ -1,0 +1,158 @@
+// How the bench counts time: from when a request was due, in HDR histograms that other tools can read.
+import assert from 'node:assert/strict'
+import { createServer, type Server } from 'node:http'
+import type { AddressInfo } from 'node:net'
+import { test } from 'node:test'
+import * as fc from 'fast-check'
+import { decodeFromCompressedBase64 } from 'hdr-histogram-js'
+import { Findings } from '../bench/findings.ts'
+import { requestBytes } from '../bench/http_connection.ts'
+import { openLoop } from '../bench/http_load.ts'
+import { Latencies } from '../bench/latency.ts'
+import { Progress } from '../bench/progress.ts'
+
+test('percentiles are those of the values, to three digits', () => {
+  const ms = fc.array(fc.double({ min: 0.002, max: 50_000, noNaN: true }), {
+    minLength: 1,
+    maxLength: 200,
+  })
+  fc.assert(
+    fc.property(ms, fc.constantFrom(50, 90, 99, 100), (took, percentile) => {
+      const latencies = new Latencies()
+      for (const one of took) latencies.record(1000, 1000 + one)
+      const exact = took.toSorted((a, b) => a - b)[Math.ceil((took.length * percentile) / 100) - 1]!
+      const got = latencies.ms(percentile)
+      assert.ok(Math.abs(got - exact) <= exact * 0.002 + 0.001, `${got} for ${exact}`)
+    }),
+  )
+})
+
+test('what was never answered has no latency, not a perfect one', () => {
+  assert.throws(() => new Latencies().ms(99), /nothing was answered/)
+})
+
+test('the exported histogram is HdrHistogram V2 and holds every value', () => {
+  const latencies = new Latencies()
+  for (let n = 1; n <= 1000; n++) latencies.record(0, n)
+  const summary = latencies.summary()
+  const read = decodeFromCompressedBase64(summary.hdr)
+  assert.equal(read.totalCount, 1000)
+  assert.equal(read.getValueAtPercentile(99) / 1000, summary.p99Ms)
+  assert.deepEqual([summary.count, Math.round(summary.maxMs)], [1000, 1000])
+})
+
+test('a stall shows in the seconds in which requests were due, whenever they ended', () => {
+  const latencies = new Latencies()
+  for (let due = 0; due < 3000; due += 100) latencies.record(due, due < 1000 ? due + 1 : 3000)
+  const stretches = latencies.timeline(10)
+  assert.deepEqual(
+    stretches.map(({ atSeconds, count, maxMs }) => [atSeconds, count, Math.round(maxMs)]),
+    [
+      [0.5, 10, 1],
+      [1.5, 10, 2000],
+      [2.5, 10, 1000],
+    ],
+  )
+  const coarse = latencies.timeline(2)
+  assert.deepEqual(
+    coarse.map(({ count }) => count),
+    [20, 10],
+  )
+})
+
+test('rounds add up in the findings, and leave a round as it was measured', () => {
+  const findings = new Findings('x')
+  const rounds = [1, 3].map((took) => {
+    const latencies = new Latencies()
+    latencies.record(0, took)
+    findings.latencies('hub', 'echo', latencies)
+    return latencies
+  })
+  assert.deepEqual(
+    rounds.map(({ count }) => count),
+    [1, 1],
+  )
+  const [summary] = findings.summaries
+  assert.deepEqual([summary?.count, summary?.scenario, summary?.side], [2, 'x', 'hub'])
+  assert.equal(findings.charts.length, 1)
+  findings.clear()
+  assert.deepEqual([findings.charts, findings.summaries], [[], []])
+})
+
+test('a server that answers nobody for a while delays every request that was due meanwhile', async () => {
+  // One connection, so that all wait behind the one that is held: a closed loop would ask once.
+  const held: (() => void)[] = []
+  let asked = 0
+  const server = await serve((answer) => {
+    asked++
+    if (asked === 1) held.push(answer)
+    else answer()
+  })
+  const { origin } = server
+  const load = openLoop({ ...loadOf(origin), connections: 1, seconds: 0.5, perSecond: 40 })
+  // The 20th is due after 475 ms; only then the first is answered.
+  const ends = performance.now() + 600
+  const watch = setInterval(() => {
+    if (performance.now() > ends) held.shift()?.()
+  }, 5)
+  const { good, bad, latencies } = await load
+  clearInterval(watch)
+  server.close()
+  assert.deepEqual([good, bad, asked], [20, {}, 20])
+  // Due over half a second and answered together: half of them waited for at least a quarter of one.
+  assert.ok(latencies.ms(50) > 250, `median ${latencies.ms(50)}`)
+  assert.equal(latencies.count, 20)
+})
+
+test('a lost connection costs its own request; the next ones are asked on a new one', async () => {
+  let asked = 0
+  const server = await serve((answer, cut) => (++asked === 3 ? cut() : answer()))
+  const load = { ...loadOf(server.origin), connections: 1, seconds: 0.2, perSecond: 50 }
+  const { good, bad, latencies } = await openLoop(load)
+  server.close()
+  assert.deepEqual([good, bad, latencies.count], [9, { lost: 1 }, 9])
+})
+
+test('progress is one live line on a terminal, and lines that stay elsewhere', () => {
+  const shown = (isTTY: boolean) => {
+    let text = ''
+    const progress = new Progress({ isTTY, columns: 20, write: (part) => (text += part) })
+    progress.step('enrolling')
+    progress.count(1, 2)
+    progress.figure('a figure that is much too long for it')
+    progress.note('done')
+    progress.clear()
+    return text
+  }
+  assert.equal(shown(false), 'enrolling\ndone\n')
+  const lines = shown(true).split('\r\u001b[2K').slice(1)
+  assert.deepEqual(lines, ['enrolling', 'enrolling 1/2', 'enrolling, 0 s: a …', 'done\n', ''])
+})
+
+interface Served {
+  origin: string
+  close(): void
+}
+
+/** A server whose answers the test gives, or cuts. */
+async function serve(take: (answer: () => void, cut: () => void) => void): Promise<Served> {
+  const server: Server = createServer((request, response) => {
+    take(
+      () => response.setHeader('content-length', '0').end(),
+      () => request.socket.destroy(),
+    )
+  })
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  return {
+    origin: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    close() {
+      server.closeAllConnections()
+      server.close()
+    },
+  }
+}
+
+function loadOf(origin: string) {
+  const request = requestBytes(origin, { method: 'GET', path: '/' })
+  return { origin, next: () => request, good: ({ status }: { status: number }) => status === 200 }
+}
