@@ -37,6 +37,9 @@ export class Findings {
   readonly #charts = new Map<string, Chart>()
   readonly #latencies = new Map<string, { side: Side; name: string; all: Latencies }>()
 
+  /** The version that ran beside the hub; null while none of ours did. */
+  postgres: string | null = null
+
   constructor(scenario: string) {
     this.#scenario = scenario
   }
@@ -82,10 +85,10 @@ export class Findings {
       x: { name: 'time', unit: 's' },
       y: { name: 'latency', unit: 'ms', log: true },
       lines: [
-        line('max', 'maxMs'),
-        line('p99', 'p99Ms'),
-        line('p90', 'p90Ms'),
         line('p50', 'p50Ms'),
+        line('p90', 'p90Ms'),
+        line('p99', 'p99Ms'),
+        line('max', 'maxMs'),
       ],
     })
   }

@@ -174,6 +174,8 @@ export class Lab {
     const database = await startDatabase(join(this.folder, `${side}-postgres`), statements)
     this.defer(() => database.stop())
     this.#databases.set(side, database)
+    const [row] = await database.read('show server_version')
+    this.findings.postgres = String(row?.['server_version'])
     return database
   }
 }

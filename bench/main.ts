@@ -1,6 +1,7 @@
 // The bench's command line: which scenarios to run against what, and where the report goes.
 import { writeFileSync } from 'node:fs'
 import { readArgs, UsageError, type BenchOptions } from './args.ts'
+import { renderHtml } from './html.ts'
 import { describeMachine, loadNow } from './machine.ts'
 import { Progress } from './progress.ts'
 import { renderMarkdown, renderTable, reportFormat, type Report } from './report.ts'
@@ -61,6 +62,7 @@ async function run(options: BenchOptions): Promise<number> {
     scenarios: options.scenarios,
     hub: options.foreign?.origin ?? null,
     machine: describeMachine(),
+    postgres: outcomes.find(({ postgres }) => postgres !== null)?.postgres ?? null,
     load: { before, after: loadNow() },
     rows: outcomes.flatMap(({ rows }) => rows),
     latencies: outcomes.flatMap(({ latencies }) => latencies),
@@ -68,6 +70,7 @@ async function run(options: BenchOptions): Promise<number> {
   }
   const { rows } = report
   if (options.json) writeFileSync(options.json, `${JSON.stringify(report, undefined, 2)}\n`)
+  if (options.html) writeFileSync(options.html, renderHtml(report))
   process.stdout.write(`${options.markdown ? renderMarkdown(report) : renderTable(rows)}\n`)
   if (failures > 0) return 1
   return options.check && rows.some(({ ok }) => ok === false) ? 2 : 0
@@ -96,6 +99,7 @@ Flags:
   --rounds N        measurements of each side, in turn; the median counts (3)
   --generators N    processes per fleet (2); twice as many must change nothing
   --json FILE       writes the report as JSON
+  --html FILE       writes it as one HTML file, with plots
   --markdown        prints the table as markdown
   --check           ends with 2 when a goal is missed
 

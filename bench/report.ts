@@ -1,6 +1,7 @@
 // The rows as people and programs read them: a table, a markdown table, one JSON object.
 import type { Chart, LatencyFinding } from './findings.ts'
 import type { Machine } from './machine.ts'
+import { figure } from './markup.ts'
 import type { Row } from './rows.ts'
 
 /** Moves with every change that a reader of an older report would stumble over. */
@@ -15,6 +16,8 @@ export interface Report {
   /** The hub of `--url`; null for one that the bench started. */
   hub: string | null
   machine: Machine
+  /** Its version; null where the bench can't see it. */
+  postgres: string | null
   /** Load average of the last minute, before the first program started and after the last ended. */
   load: { before: number; after: number }
   rows: Row[]
@@ -57,21 +60,13 @@ function cells(row: Row): string[] {
   return [
     row.id,
     row.name,
-    number(row.value),
-    number(row.limit),
+    figure(row.value),
+    figure(row.limit),
     row.unit,
-    number(row.ratio),
+    figure(row.ratio),
     row.goal ?? '',
     row.ok === null ? '' : row.ok ? 'yes' : 'NO',
   ]
-}
-
-/** Three significant digits, whole above a thousand: more would be noise. */
-function number(value: number | null): string {
-  if (value === null) return '–'
-  return value >= 1000
-    ? Math.round(value).toLocaleString('en-US')
-    : String(Number(value.toPrecision(3)))
 }
 
 function isNumeric(column: number): boolean {

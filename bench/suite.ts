@@ -32,6 +32,7 @@ export interface Outcome {
   rows: Row[]
   latencies: LatencyFinding[]
   charts: Chart[]
+  postgres: string | null
 }
 
 /** Whether a scenario can do what was asked; throws UsageError, which names the flag. */
@@ -85,6 +86,7 @@ export async function runScenario(
       rows: options.foreign ? rows.filter((row) => row.value !== null) : rows,
       latencies: findings.summaries,
       charts: findings.charts,
+      postgres: findings.postgres,
     }
   } finally {
     await signals.release()
@@ -94,7 +96,8 @@ export async function runScenario(
 
 /** Of a scenario that failed: nothing measured, every goal missed. */
 export function failedOutcome(scenario: Scenario): Outcome {
-  return { rows: scenario.rows.map((spec) => judge(spec, {})), latencies: [], charts: [] }
+  const rows = scenario.rows.map((spec) => judge(spec, {}))
+  return { rows, latencies: [], charts: [], postgres: null }
 }
 
 function describeSample(sample: Sample): string {
