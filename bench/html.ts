@@ -181,5 +181,10 @@ svg .label { font-weight: 600; }
 svg .place { fill: var(--ink); opacity: 0; }
 svg .place:hover { opacity: 0.09; }
 ${Array.from({ length: 6 }, (_, slot) => `svg .line.s${slot} { stroke: var(--s${slot}); } svg .dot.s${slot}, svg .label.s${slot} { fill: var(--s${slot}); }`).join('\n')}
+svg.bar { width: 160px; min-width: 160px; height: 16px; }
+svg.bar .band { fill: var(--grid); }
+svg.bar .moved { fill: var(--soft); }
+svg.bar.met .moved { fill: var(--met); }
+svg.bar.missed .moved { fill: var(--missed); }
 @media print { body { background: none; } details { display: none; } figure { break-inside: avoid; } }
 `

@@ -1,6 +1,7 @@
 // The bench's command line: which scenarios to run against what, and where the report goes.
 import { writeFileSync } from 'node:fs'
 import { readArgs, UsageError, type BenchOptions } from './args.ts'
+import { compareCommand } from './compare_command.ts'
 import { renderHtml } from './html.ts'
 import { describeMachine, loadNow } from './machine.ts'
 import { Progress } from './progress.ts'
@@ -17,6 +18,7 @@ process.exitCode = await main(process.argv.slice(2))
 /** 0: measured. 1: a scenario failed. 2: a goal was missed, with `--check` only. 64: the arguments are wrong. */
 async function main(args: string[]): Promise<number> {
   try {
+    if (args[0] === 'compare') return compareCommand(args.slice(1))
     const options = readArgs(
       args,
       scenarios.map(({ name }) => name),
@@ -89,6 +91,9 @@ function usage(): string {
   const line = ({ name, about }: Scenario) => `  ${name.padEnd(width)}  ${about}\n`
   return `npm run bench -- SCENARIO… [flags]      measures the scenarios named
 npm run bench -- goals --json FILE      measures all that have goals, one after the other
+npm run bench -- compare A.json B.json  tells what became better and worse from A to B; ends with 1 when
+                                        a figure is worse by more than --tolerance PERCENT (10);
+                                        --html FILE writes a page
 
 Scenarios:
 ${scenarios.map(line).join('')}

@@ -27,16 +27,16 @@ export interface Report {
 
 /** A table with aligned columns for a terminal. */
 export function renderTable(rows: readonly Row[]): string {
-  const lines = [headings, ...rows.map(cells)]
-  const widths = headings.map((_, column) => Math.max(...lines.map((line) => line[column]!.length)))
-  return lines
-    .map((line) =>
-      line
-        .map((cell, column) => pad(cell, widths[column]!, column))
-        .join('  ')
-        .trimEnd(),
-    )
-    .join('\n')
+  return alignColumns([headings, ...rows.map(cells)], numeric)
+}
+
+/** Lines whose first names the columns; those named in `right` are numbers. */
+export function alignColumns(lines: readonly string[][], right: readonly string[]): string {
+  const names = lines[0] ?? []
+  const widths = names.map((_, column) => Math.max(...lines.map((line) => line[column]!.length)))
+  const pad = (cell: string, column: number) =>
+    right.includes(names[column]!) ? cell.padStart(widths[column]!) : cell.padEnd(widths[column]!)
+  return lines.map((line) => line.map(pad).join('  ').trimEnd()).join('\n')
 }
 
 /** The table of bench/README.md, with the machine and its load above it. */
@@ -46,7 +46,7 @@ export function renderMarkdown({
   rows,
 }: Pick<Report, 'machine' | 'load' | 'rows'>): string {
   const { cores, memoryGiB, cpu } = machine
-  const lines = [headings, headings.map((_, column) => (isNumeric(column) ? '---:' : '---'))]
+  const lines = [headings, headings.map((name) => (numeric.includes(name) ? '---:' : '---'))]
   lines.push(...rows.map(cells))
   return (
     `${cores} cores, ${memoryGiB} GiB, ${cpu}; load average ${load.before} before, ${load.after} after.\n\n` +
@@ -54,6 +54,7 @@ export function renderMarkdown({
   )
 }
 
+const numeric = ['hub', 'limit', 'ratio']
 const headings = ['row', 'what', 'hub', 'limit', 'unit', 'ratio', 'goal', 'met']
 
 function cells(row: Row): string[] {
@@ -67,12 +68,4 @@ function cells(row: Row): string[] {
     row.goal ?? '',
     row.ok === null ? '' : row.ok ? 'yes' : 'NO',
   ]
-}
-
-function isNumeric(column: number): boolean {
-  return ['hub', 'limit', 'ratio'].includes(headings[column] ?? '')
-}
-
-function pad(cell: string, width: number, column: number): string {
-  return isNumeric(column) ? cell.padStart(width) : cell.padEnd(width)
 }

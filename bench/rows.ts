@@ -11,7 +11,7 @@ export type Samples = Partial<Record<Side, Sample[]>>
 
 export type Goal =
   /** The hub's value over the rival's, round by round, the median of it. */
-  { ratioMost: number } | { ratioLeast: number } | { valueMost: number }
+  { ratioMost: number } | { ratioLeast: number } | { valueMost: number } | { valueLeast: number }
 
 export interface RowSpec {
   id: string
@@ -22,7 +22,11 @@ export interface RowSpec {
   rival?: Side
   /** None: the row is there to be read. */
   goal?: Goal
+  /** Where neither the goal nor the unit tells: a rate is better higher, all else lower. */
+  better?: Better
 }
+
+export type Better = 'lower' | 'higher'
 
 export interface Row {
   id: string
@@ -34,6 +38,10 @@ export interface Row {
   goal: string | null
   /** Null where nothing is held against the row: no goal, or no rival beside a foreign hub. */
   ok: boolean | null
+  better: Better
+  /** The hub's value of each round, and what it was times the rival's: how far they spread is the noise. */
+  rounds: number[]
+  ratios: number[]
 }
 
 /** Judges one row. A scenario that failed has no samples: its value is null and its goal missed. */
@@ -42,9 +50,9 @@ export function judge(spec: RowSpec, samples: Samples): Row {
   const rival = spec.rival && samples[spec.rival]?.map((sample) => sample[spec.metric])
   const value = median(hub)
   const limit = median(rival)
-  const ratio = median(
-    hub?.map((mine, round) => mine !== undefined && quotient(mine, rival?.[round])),
-  )
+  const ratios =
+    hub?.map((mine, round) => mine !== undefined && quotient(mine, rival?.[round])) ?? []
+  const ratio = median(ratios)
   return {
     id: spec.id,
     name: spec.name,
@@ -54,17 +62,28 @@ export function judge(spec: RowSpec, samples: Samples): Row {
     ratio,
     goal: describeGoal(spec),
     ok: spec.goal ? isMet(spec.goal, value, ratio, rival !== undefined) : null,
+    better: betterOf(spec),
+    rounds: (hub ?? []).filter(isNumber),
+    ratios: ratios.filter(isNumber),
   }
 }
 
 /** The middle value; of an even count the mean of the two in the middle; null of none. */
 export function median(values: readonly (number | undefined | false)[] | undefined): number | null {
-  const sorted = (values ?? [])
-    .filter((value) => typeof value === 'number')
-    .toSorted((a, b) => a - b)
+  const sorted = (values ?? []).filter(isNumber).toSorted((a, b) => a - b)
   const upper = sorted[sorted.length >> 1]
   const lower = sorted[(sorted.length - 1) >> 1]
   return upper === undefined || lower === undefined ? null : (upper + lower) / 2
+}
+
+function isNumber(value: unknown): value is number {
+  return typeof value === 'number'
+}
+
+function betterOf({ better, goal, unit }: RowSpec): Better {
+  if (better) return better
+  if (goal) return 'ratioLeast' in goal || 'valueLeast' in goal ? 'higher' : 'lower'
+  return unit.endsWith('/s') ? 'higher' : 'lower'
 }
 
 function quotient(value: number, by: number | undefined): number | undefined {
@@ -79,6 +98,7 @@ function isMet(
 ): boolean | null {
   if (value === null) return false
   if ('valueMost' in goal) return value <= goal.valueMost
+  if ('valueLeast' in goal) return value >= goal.valueLeast
   if (ratio === null) return beside ? false : null
   return 'ratioMost' in goal ? ratio <= goal.ratioMost : ratio >= goal.ratioLeast
 }
@@ -86,6 +106,7 @@ function isMet(
 function describeGoal({ goal, rival, unit }: RowSpec): string | null {
   if (!goal) return null
   if ('valueMost' in goal) return `≤ ${goal.valueMost} ${unit}`
+  if ('valueLeast' in goal) return `≥ ${goal.valueLeast} ${unit}`
   const [sign, bound] =
     'ratioMost' in goal ? ['≤', goal.ratioMost] : (['≥', goal.ratioLeast] as const)
   return `${sign} ${bound} × ${rival ?? ''}`

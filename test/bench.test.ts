@@ -147,6 +147,9 @@ test('a ratio is the median of the rounds, not the ratio of the medians', () => 
     ratio: 3,
     goal: '≤ 2 × bare',
     ok: false,
+    better: 'lower',
+    rounds: [10, 30, 20],
+    ratios: [1, 3, 4],
   })
 })
 
@@ -156,6 +159,19 @@ test('each kind of goal is met at its bound and missed beyond', () => {
   assert.deepEqual([met({ ratioMost: 2 }, 20), met({ ratioMost: 2 }, 21)], [true, false])
   assert.deepEqual([met({ ratioLeast: 2 }, 20), met({ ratioLeast: 2 }, 19)], [true, false])
   assert.deepEqual([met({ valueMost: 5 }, 5), met({ valueMost: 5 }, 6)], [true, false])
+  assert.deepEqual([met({ valueLeast: 5 }, 5), met({ valueLeast: 5 }, 4)], [true, false])
+})
+
+test('which way is better is told by the row, its goal, its unit', () => {
+  const better = (more: Partial<RowSpec>) =>
+    judge({ id: 'X', name: 'x', metric: 'x', unit: 'ms', ...more }, {}).better
+  assert.deepEqual(
+    [{}, { unit: '/s' }, { goal: { ratioLeast: 1 } }, { unit: '/s', goal: { valueMost: 1 } }].map(
+      better,
+    ),
+    ['lower', 'higher', 'higher', 'lower'],
+  )
+  assert.equal(better({ unit: '/s', better: 'lower' }), 'lower')
 })
 
 test('without a rival a ratio is open; without samples a goal is missed', () => {
