@@ -1,10 +1,10 @@
 // The command that every command scenario sends, and the requests that send it.
-import { requestBytes } from './http_connection.ts'
+import { requestBytes, type Answer } from './http_connection.ts'
 import type { Target } from './lab.ts'
 import { signIn } from './operator.ts'
 import type { Device } from './sim_agent.ts'
 
-const body = { action: 'run_command', payload: { command: 'uptime' } }
+const uptime = { action: 'run_command', payload: { command: 'uptime' } }
 
 /**
  * Hands out requests, device after device, so that no device has two commands in flight while there
@@ -23,9 +23,14 @@ export async function commandRequests(
       method: 'POST',
       path: `/api/v1/devices/${id}/commands${query}`,
       headers,
-      body,
+      body: uptime,
     }),
   )
   let next = 0
   return () => requests[next++ % requests.length]!
+}
+
+/** `?wait` answers 202 with the command as it is; only one that ended well is a round trip. */
+export function isCompleted({ status, body }: Answer): boolean {
+  return status === 202 && body.includes('"status":"completed"')
 }

@@ -1,11 +1,32 @@
 // What every scenario does with a fleet: bring it up whole, let it rest, tell what it lost.
 import type { ConnectOptions, Fleet } from './fleet.ts'
 import type { FleetCounts } from './fleet_counts.ts'
+import type { Lab, Target } from './lab.ts'
 import type { Progress } from './progress.ts'
+import type { Device } from './sim_agent.ts'
 
 /** Heartbeats of agents at rest: the hub asks for one each 30 s and gives up after 75. */
 export function restPerSecond(agents: number): number {
   return agents / 30
+}
+
+export interface StandingFleet {
+  devices: Device[]
+  fleet: Fleet
+}
+
+/** A fleet of a program, all connected and beating as at rest. */
+export async function standingFleet(
+  lab: Lab,
+  target: Target,
+  agents: number,
+): Promise<StandingFleet> {
+  const devices = await lab.devices(target, agents)
+  const fleet = await lab.fleet(target, devices)
+  lab.progress.step(`${target.side}: connecting ${agents} agents`)
+  await connectAll(fleet, lab.progress)
+  await fleet.pace(restPerSecond(agents))
+  return { devices, fleet }
 }
 
 /** An agent that was refused tries again, but not for ever. */

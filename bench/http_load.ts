@@ -89,6 +89,11 @@ export function refusals({ bad }: Pick<LoadResult, 'bad'>): string | undefined {
   return Object.keys(bad).length > 0 ? JSON.stringify(bad) : undefined
 }
 
+/** How many were not answered well. */
+export function failures({ bad }: Pick<LoadResult, 'bad'>): number {
+  return Object.values(bad).reduce((sum, count) => sum + count, 0)
+}
+
 /** A place for a connection, which may be lost and opened again. */
 interface Line {
   connection: HttpConnection | undefined
@@ -122,11 +127,10 @@ function closeAll(lines: readonly Line[]): void {
   for (const { connection } of lines) connection?.close()
 }
 
-function tell({ progress }: OpenLoad, { good, bad, latencies }: LoadResult): void {
-  if (!progress || latencies.count === 0) return
-  const failed = Object.values(bad).reduce((sum, count) => sum + count, 0)
-  const p99 = latencies.ms(99).toPrecision(3)
-  progress.figure(`${good} answered, ${failed} failed, p99 ${p99} ms`)
+function tell({ progress }: OpenLoad, result: LoadResult): void {
+  if (!progress || result.latencies.count === 0) return
+  const p99 = result.latencies.ms(99).toPrecision(3)
+  progress.figure(`${result.good} answered, ${failures(result)} failed, p99 ${p99} ms`)
 }
 
 function emptyResult(seconds: number): LoadResult {

@@ -52,7 +52,7 @@ async function run(options: BenchOptions): Promise<number> {
       outcomes.push(await runScenario(scenario, options, progress))
     } catch (error) {
       failures++
-      outcomes.push(failedOutcome(scenario))
+      outcomes.push(failedOutcome(scenario, options))
       progress.note(`${scenario.name} failed: ${String(error)}`)
     }
   }

@@ -26,6 +26,23 @@ export async function signIn(
   return { Authorization: `Bearer ${accessToken}` }
 }
 
+/** One request, JSON in and out; throws when it is refused. */
+export type Api = <T>(method: string, path: string, body?: unknown) => Promise<T>
+
+/** The API below /api/v1 as somebody who signed in. */
+export function apiOf(origin: string, headers: { Authorization: string }): Api {
+  return async <T>(method: string, path: string, body?: unknown) => {
+    const answer = await fetch(`${origin}/api/v1${path}`, {
+      method,
+      headers: { ...headers, ...(body ? { 'Content-Type': 'application/json' } : {}) },
+      ...(body ? { body: JSON.stringify(body) } : {}),
+    })
+    if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`)
+    // The hub's own schema: what a bench reads of it is what it asked for.
+    return (await answer.json()) as T
+  }
+}
+
 /** Enrolls `count` devices, many at a time; `onCount` hears of every hundredth. */
 export async function enroll(
   origin: string,

@@ -13,7 +13,8 @@ export interface Scenario {
   name: string
   about: string
   rivals: readonly Side[]
-  rows: readonly RowSpec[]
+  /** Some scenarios have a row for each of the rates they are given. */
+  rows: readonly RowSpec[] | ((options: BenchOptions) => RowSpec[])
   /** Used unless `--agents` and `--seconds` say otherwise. */
   agents: number
   seconds: number
@@ -81,7 +82,7 @@ export async function runScenario(
         progress.note(`${scenario.name}: ${side} ${describeSample(sample)}`)
       }
     }
-    const rows = scenario.rows.map((spec) => judge(spec, samples))
+    const rows = rowsOf(scenario, options).map((spec) => judge(spec, samples))
     return {
       rows: options.foreign ? rows.filter((row) => row.value !== null) : rows,
       latencies: findings.summaries,
@@ -95,9 +96,13 @@ export async function runScenario(
 }
 
 /** Of a scenario that failed: nothing measured, every goal missed. */
-export function failedOutcome(scenario: Scenario): Outcome {
-  const rows = scenario.rows.map((spec) => judge(spec, {}))
+export function failedOutcome(scenario: Scenario, options: BenchOptions): Outcome {
+  const rows = rowsOf(scenario, options).map((spec) => judge(spec, {}))
   return { rows, latencies: [], charts: [], postgres: null }
+}
+
+function rowsOf({ rows }: Scenario, options: BenchOptions): readonly RowSpec[] {
+  return typeof rows === 'function' ? rows(options) : rows
 }
 
 function describeSample(sample: Sample): string {

@@ -1,15 +1,18 @@
 // Every scenario, in the order in which `goals` runs them. A new row of the goals is a new file here.
 import type { Scenario } from '../suite.ts'
 import { accept } from './accept.ts'
+import { concurrency } from './concurrency.ts'
 import { connect } from './connect.ts'
 import { downloads } from './downloads.ts'
 import { auditExport } from './export.ts'
 import { heartbeats } from './heartbeats.ts'
 import { largeLists } from './lists.ts'
+import { rates } from './rates.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
 import { script } from './script.ts'
 import { start } from './start.ts'
+import { steady } from './steady.ts'
 import { terminal } from './terminal.ts'
 
 /** What has goals beside limits and rivals. */
@@ -27,4 +30,4 @@ export const goalScenarios: readonly Scenario[] = [
   start,
 ]
 
-export const scenarios: readonly Scenario[] = [...goalScenarios]
+export const scenarios: readonly Scenario[] = [...goalScenarios, steady, rates, concurrency]

@@ -1,9 +1,8 @@
 // P5: commands sent, run and their results committed, seen by the operator who waits for the end:
 // first as many as go through (CPU per command), then 200/s in an open loop (latency).
-import { commandRequests } from '../commands.ts'
+import { commandRequests, isCompleted } from '../commands.ts'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import type { Fleet } from '../fleet.ts'
-import type { Answer } from '../http_connection.ts'
 import { closedLoop, openLoop, refusals } from '../http_load.ts'
 import type { Latencies } from '../latency.ts'
 import { cpuMs, type Lab, type Target } from '../lab.ts'
@@ -109,11 +108,6 @@ function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: L
     const postgresUs = ((cpuAfter.postgres - cpuBefore.postgres) * 1000) / throughput.good
     return { cpuUs: programUs + postgresUs, programUs, postgresUs, ...sample }
   }
-}
-
-/** `?wait` answers 202 with the command as it is; only one that ended well is a round trip. */
-function isCompleted({ status, body }: Answer): boolean {
-  return status === 202 && body.includes('"status":"completed"')
 }
 
 function percentiles(latencies: Latencies): { p50Ms: number; p99Ms: number } {

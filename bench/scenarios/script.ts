@@ -3,22 +3,20 @@
 import { randomUUID } from 'node:crypto'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as sleep } from 'node:timers/promises'
 import pg from 'pg'
 import { migrate } from '../../src/migrate.ts'
 import { startDatabase } from '../database.ts'
-import { connectAll, restPerSecond } from '../fleet_phases.ts'
+import { standingFleet } from '../fleet_phases.ts'
 import { requestBytes } from '../http_connection.ts'
 import { openLoop, refusals } from '../http_load.ts'
 import type { Lab, Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
+import { newScript } from '../script_runs.ts'
 import type { Device } from '../sim_agent.ts'
 import type { Measure, Scenario } from '../suite.ts'
 
 const readsPerSecond = 50
 const batchRows = 500
-const giveUpMs = 60_000
-const allOfUs = { filter: { os: 'linux' } }
 
 export const script: Scenario = {
   name: 'script',
@@ -49,26 +47,14 @@ export const script: Scenario = {
   async enter(side, lab, agents) {
     if (side === 'rows') return measureRows(lab, agents)
     const target = await lab.start(side)
-    const devices = await lab.devices(target, agents)
-    const fleet = await lab.fleet(target, devices)
-    await connectAll(fleet, lab.progress)
-    await fleet.pace(restPerSecond(agents))
+    const { devices } = await standingFleet(lab, target, agents)
     return measureScript(target, devices, lab)
   },
 }
 
-/** As many as one execution may name. */
-const namedMax = 10_000
-
 function measureScript(target: Target, devices: readonly Device[], lab: Lab): Measure {
-  // A filter on somebody's hub would run the script on devices that are not ours.
-  const whom = target.pid === undefined ? { deviceIds: devices.map(({ id }) => id) } : allOfUs
-  if (target.pid === undefined && devices.length > namedMax) {
-    throw new Error(`with --url a script runs on ${namedMax} devices at most: lower --agents`)
-  }
   return async (seconds) => {
     const headers = await signIn(target.origin, target.credentials)
-    const api = operator(`${target.origin}/api/v1`, headers)
     const page = requestBytes(target.origin, { method: 'GET', path: '/api/v1/devices', headers })
     const reads = {
       origin: target.origin,
@@ -77,32 +63,14 @@ function measureScript(target: Target, devices: readonly Device[], lab: Lab): Me
       next: () => page,
       good: ({ status }: { status: number }) => status === 200,
     }
-    const { orgId } = await api('GET', `/devices/${devices[0]!.id}`)
-    const { id } = await api('POST', '/scripts', {
-      orgId,
-      name: `bench ${randomUUID()}`,
-      language: 'sh',
-      content: 'uptime',
-      os: ['linux'],
-    })
+    const uptime = await newScript(target, devices)
     const quiet = await openLoop({ ...reads, seconds })
 
     // The reads begin with the script and go on for a while after its end.
-    const startedMs = performance.now()
     const busy = openLoop({ ...reads, seconds })
-    const execution = await api('POST', `/scripts/${id}/execute`, whom)
-    // The counts move with each committed result; the execution's own end is told up to half a second later.
-    let { counts } = execution
-    while ((counts['completed'] ?? 0) < devices.length) {
-      if (performance.now() - startedMs > giveUpMs) {
-        throw new Error(`not every device completed the script: ${JSON.stringify(counts)}`)
-      }
-      await sleep(10)
-      counts = (await api('GET', `/executions/${execution.id}`)).counts
-    }
-    const took = (performance.now() - startedMs) / 1000
+    const took = await uptime.run()
     const meanwhile = await busy
-    await api('DELETE', `/scripts/${id}`)
+    await uptime.remove()
     const refused = refusals(quiet) ?? refusals(meanwhile)
     if (refused) throw new Error(`lists were refused: ${refused}`)
     lab.findings.latencies('hub', 'devices page before a script', quiet.latencies)
@@ -112,24 +80,6 @@ function measureScript(target: Target, devices: readonly Device[], lab: Lab): Me
       quietP99Ms: quiet.latencies.ms(99),
       busyP99Ms: meanwhile.latencies.ms(99),
     }
-  }
-}
-
-interface Answer {
-  id: string
-  orgId: string
-  counts: Record<string, number>
-}
-
-function operator(base: string, headers: { Authorization: string }) {
-  return async (method: string, path: string, body?: unknown): Promise<Answer> => {
-    const answer = await fetch(`${base}${path}`, {
-      method,
-      headers: { ...headers, ...(body ? { 'Content-Type': 'application/json' } : {}) },
-      ...(body ? { body: JSON.stringify(body) } : {}),
-    })
-    if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`)
-    return (await answer.json()) as Answer
   }
 }
 
