@@ -1,36 +1,68 @@
-// The command that every command scenario sends, and the requests that send it.
+// The command that every command scenario sends, the requests that send it, and what is left of them.
 import { requestBytes, type Answer } from './http_connection.ts'
 import type { Target } from './lab.ts'
 import { signIn } from './operator.ts'
 import type { Device } from './sim_agent.ts'
 
 const uptime = { action: 'run_command', payload: { command: 'uptime' } }
+/** An access token lives 15 minutes; a load that runs longer signs in again in time. */
+const signInMs = 10 * 60_000
 
 /**
  * Hands out requests, device after device, so that no device has two commands in flight while there
- * are more devices than connections. Signs in anew, so that no measurement outlives its access
- * token of 15 minutes.
+ * are more devices than connections.
  */
 export async function commandRequests(
   target: Target,
   devices: readonly Device[],
   waitSeconds = 0,
 ): Promise<() => Buffer> {
-  const headers = await signIn(target.origin, target.credentials)
   const query = waitSeconds > 0 ? `?wait=${waitSeconds}` : ''
-  const requests = devices.map(({ id }) =>
-    requestBytes(target.origin, {
-      method: 'POST',
-      path: `/api/v1/devices/${id}/commands${query}`,
-      headers,
-      body: uptime,
-    }),
-  )
+  const build = async () => {
+    const headers = await signIn(target.origin, target.credentials)
+    return devices.map(({ id }) =>
+      requestBytes(target.origin, {
+        method: 'POST',
+        path: `/api/v1/devices/${id}/commands${query}`,
+        headers,
+        body: uptime,
+      }),
+    )
+  }
+  let requests = await build()
+  let signedInMs = performance.now()
   let next = 0
-  return () => requests[next++ % requests.length]!
+  return () => {
+    if (performance.now() - signedInMs > signInMs) {
+      signedInMs = performance.now()
+      // The old token serves until then; were the sign-in refused, so would be the requests, and counted.
+      build().then(
+        (fresh) => (requests = fresh),
+        () => undefined,
+      )
+    }
+    return requests[next++ % requests.length]!
+  }
 }
 
 /** `?wait` answers 202 with the command as it is; only one that ended well is a round trip. */
 export function isCompleted({ status, body }: Answer): boolean {
   return status === 202 && body.includes('"status":"completed"')
+}
+
+export interface StoredCommands {
+  all: number
+  /** Without an end. */
+  open: number
+}
+
+/** What the hub's database holds; undefined for a hub whose database is not ours. */
+export async function storedCommands({ database }: Target): Promise<StoredCommands | undefined> {
+  const [row] =
+    (await database?.read(
+      `select count(*)::int as all,
+         count(*) filter (where status in ('pending', 'sent', 'delivered', 'running'))::int as open
+       from commands`,
+    )) ?? []
+  return row && { all: Number(row['all']), open: Number(row['open']) }
 }

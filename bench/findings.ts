@@ -76,6 +76,8 @@ export class Findings {
 
   #plotOverTime(name: string, latencies: Latencies): void {
     const stretches = latencies.timeline(stretchesMax)
+    // One stretch is no course of anything.
+    if (stretches.length < 2) return
     const line = (title: string, of: 'p50Ms' | 'p90Ms' | 'p99Ms' | 'maxMs'): Line => ({
       name: title,
       points: stretches.map((stretch) => [stretch.atSeconds, stretch[of]]),

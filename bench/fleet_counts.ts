@@ -54,6 +54,10 @@ export function tally(counts: Record<string, number>, key: string, by = 1): void
   counts[key] = (counts[key] ?? 0) + by
 }
 
+export function total(counts: Record<string, number>): number {
+  return Object.values(counts).reduce((sum, count) => sum + count, 0)
+}
+
 const numbers = [
   'open',
   'framesOut',

@@ -1,5 +1,5 @@
 // Two ways to load an HTTP server: closed loop for throughput, open loop for latency.
-import { tally } from './fleet_counts.ts'
+import { tally, total } from './fleet_counts.ts'
 import { HttpConnection, type Answer } from './http_connection.ts'
 import { Latencies } from './latency.ts'
 import type { Progress } from './progress.ts'
@@ -91,7 +91,7 @@ export function refusals({ bad }: Pick<LoadResult, 'bad'>): string | undefined {
 
 /** How many were not answered well. */
 export function failures({ bad }: Pick<LoadResult, 'bad'>): number {
-  return Object.values(bad).reduce((sum, count) => sum + count, 0)
+  return total(bad)
 }
 
 /** A place for a connection, which may be lost and opened again. */

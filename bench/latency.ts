@@ -100,5 +100,6 @@ function newHistogram(): Histogram {
 }
 
 function msAt(histogram: Histogram, percentile: number): number {
-  return histogram.getValueAtPercentile(percentile) / 1000
+  // A percentile is the upper end of its bucket, which may lie past the largest value.
+  return Math.min(histogram.getValueAtPercentile(percentile), histogram.maxValue) / 1000
 }

@@ -78,7 +78,7 @@ function drawn({ points }: Line, slot: number, x: Scale, y: Scale): Markup {
 function labels(lines: readonly Line[], y: Scale): Markup[] {
   const wanted = lines
     .map(({ name, points }, slot) => ({ name, slot, y: y.at(points.at(-1)![1]) }))
-    .toSorted((a, b) => a.y - b.y)
+    .toSorted((a, b) => a.y - b.y || b.slot - a.slot)
   let above = -Infinity
   for (const label of wanted) above = label.y = Math.max(label.y, above + labelGap)
   let below = inner.bottom + labelGap

@@ -7,11 +7,14 @@ import { downloads } from './downloads.ts'
 import { auditExport } from './export.ts'
 import { heartbeats } from './heartbeats.ts'
 import { largeLists } from './lists.ts'
+import { hostile } from './hostile.ts'
+import { mixed } from './mixed.ts'
 import { rates } from './rates.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
 import { script } from './script.ts'
 import { start } from './start.ts'
+import { soak } from './soak.ts'
 import { steady } from './steady.ts'
 import { terminal } from './terminal.ts'
 
@@ -30,4 +33,12 @@ export const goalScenarios: readonly Scenario[] = [
   start,
 ]
 
-export const scenarios: readonly Scenario[] = [...goalScenarios, steady, rates, concurrency]
+export const scenarios: readonly Scenario[] = [
+  ...goalScenarios,
+  steady,
+  rates,
+  concurrency,
+  mixed,
+  hostile,
+  soak,
+]
