@@ -134,6 +134,14 @@ describe('against a hub that the bench starts', () => {
   })
 })
 
+test('a thousand callers at once are all answered', async () => {
+  const { report, row } = await measure(['parallel'], ['--agents', '200'])
+  assert.deepEqual([row('P12b')?.value, row('P12b')?.ok], [0, true])
+  const posts = report.latencies.find(({ name }) => name.startsWith('commands of 1,000'))
+  assert.ok(posts && posts.count >= 1000)
+  assert.equal(answers({ report, row, stderr: '', page: '' }, 'devices page before'), 50)
+})
+
 describe('against a hub given by its address', () => {
   let hub: TestHub
   before(async () => {

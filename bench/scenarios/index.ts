@@ -9,6 +9,7 @@ import { heartbeats } from './heartbeats.ts'
 import { largeLists } from './lists.ts'
 import { hostile } from './hostile.ts'
 import { mixed } from './mixed.ts'
+import { parallel } from './parallel.ts'
 import { rates } from './rates.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
@@ -29,6 +30,7 @@ export const goalScenarios: readonly Scenario[] = [
   auditExport,
   downloads,
   largeLists,
+  parallel,
   terminal,
   start,
 ]
