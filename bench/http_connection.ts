@@ -41,9 +41,15 @@ export class HttpConnection {
     return new HttpConnection(await connected(place, openSocket(place)))
   }
 
+  /** Whether the server ended it: an idle one may be, at any time, and nobody lost anything by it. */
+  get closed(): boolean {
+    return !this.#socket.writable
+  }
+
   /** Sends the bytes of one whole request; rejects when the connection ends first. */
   send(bytes: Buffer): Promise<Answer> {
     return new Promise((resolve, reject) => {
+      if (this.closed) return reject(new Error('the server closed the connection'))
       this.#waiting = { resolve, reject }
       this.#socket.write(bytes)
     })

@@ -102,6 +102,7 @@ interface Line {
 /** One request on one connection; false when there was no answer. */
 async function ask(line: Line, load: Load, result: LoadResult, dueMs: number): Promise<boolean> {
   try {
+    if (line.connection?.closed) line.connection = undefined
     line.connection ??= await HttpConnection.open(load.origin)
     const answer = await line.connection.send(load.next())
     result.latencies.record(dueMs, ticksNowMs())

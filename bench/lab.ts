@@ -31,6 +31,9 @@ export interface StartOptions {
   nodeFlags?: string[]
   /** Let the database count its statements. */
   statements?: boolean
+  /** Another program of the same side on the same database, with a data folder of its own. */
+  copy?: string
+  env?: Record<string, string>
 }
 
 const programFiles: Partial<Record<Side, string>> = {
@@ -144,14 +147,15 @@ export class Lab {
       env: {
         ...limitsOff,
         ...(database ? { DATABASE_URL: database.url } : {}),
-        DATA_DIR: join(this.folder, `${side}-data`),
+        DATA_DIR: join(this.folder, `${side}${options.copy ?? ''}-data`),
         ADMIN_EMAIL: credentials.email,
         ADMIN_PASSWORD: credentials.password,
         AGENT_ENROLLMENT_SECRET: credentials.enrollmentSecret,
         METRICS_SCRAPE_TOKEN: metricsToken,
         LOG_LEVEL: 'warn',
+        ...options.env,
       },
-      logFile: join(this.folder, `${side}.log`),
+      logFile: join(this.folder, `${side}${options.copy ?? ''}.log`),
     })
     this.defer(() => program.stop())
     return { side, ...program, credentials, database, metricsToken }

@@ -1,5 +1,6 @@
 // One simulated agent: a raw socket that upgrades, takes commands and answers each at once. Cheap on
-// purpose, since the generator shares its cores with what it measures; it never reconnects by itself.
+// purpose, since the generator shares its cores with what it measures; it never reconnects by itself,
+// but when a hub that drains tells it to.
 import type { Socket } from 'node:net'
 import { agentSubprotocol, type HubFrame } from '../src/protocol.ts'
 import { emptyCounts, tally, type FleetCounts } from './fleet_counts.ts'
@@ -47,6 +48,7 @@ export class SimAgent {
   #rest: Buffer = nothing
   #upgraded = false
   #closeCode = 1006
+  #connecting: Promise<boolean> | undefined
 
   constructor(device: Device, ground: Ground) {
     this.device = device
@@ -61,8 +63,13 @@ export class SimAgent {
     return this.#socket?.writableLength ?? 0
   }
 
-  /** Opens the socket; true once the server upgraded it, false when it refused. */
+  /** Opens the socket; true once the server upgraded it, false when it refused. Asked twice it opens one. */
   connect(): Promise<boolean> {
+    this.#connecting ??= this.#open().finally(() => (this.#connecting = undefined))
+    return this.#connecting
+  }
+
+  #open(): Promise<boolean> {
     const { place, sourceAddress } = this.#ground
     return new Promise((resolve) => {
       let failure = 'closed'
@@ -107,6 +114,7 @@ export class SimAgent {
     if (this.#upgraded) this.#ground.counts.open--
     this.#upgraded = false
     this.#socket = undefined
+    this.#connecting = undefined
     socket.removeAllListeners('close')
     if (this.#ground.place.secure) socket.destroy()
     else socket.resetAndDestroy()
@@ -158,10 +166,24 @@ export class SimAgent {
     const { counts, unacked } = this.#ground
     if (message.type === 'welcome') counts.welcomes++
     else if (message.type === 'command') this.#run(message.id)
+    else if (message.type === 'reconnect') this.#move(message.afterMs)
     else if (message.type === 'ack') {
       counts.acks++
       unacked.delete(message.id)
     }
+  }
+
+  /**
+   * A hub that drains sends its agents elsewhere. A real one opens its new socket first; here the old one goes
+   * first, which leaves it away for the time of one upgrade.
+   */
+  #move(afterMs: number): void {
+    const socket = this.#socket
+    setTimeout(() => {
+      if (this.#socket !== socket || !this.#upgraded) return
+      this.disconnect()
+      void this.connect()
+    }, afterMs)
   }
 
   /** Answers a command as an agent would whose work takes no time; a repeated id only repeats the answer. */

@@ -1,15 +1,16 @@
 // How the bench counts time: from when a request was due, in HDR histograms that other tools can read.
 import assert from 'node:assert/strict'
 import { createServer, type Server } from 'node:http'
-import type { AddressInfo } from 'node:net'
+import type { AddressInfo, Socket } from 'node:net'
 import { test } from 'node:test'
 import * as fc from 'fast-check'
 import { decodeFromCompressedBase64 } from 'hdr-histogram-js'
 import { Findings } from '../bench/findings.ts'
-import { requestBytes } from '../bench/http_connection.ts'
+import { HttpConnection, requestBytes } from '../bench/http_connection.ts'
 import { openLoop } from '../bench/http_load.ts'
 import { Latencies } from '../bench/latency.ts'
 import { Progress } from '../bench/progress.ts'
+import { until } from './support/until.ts'
 
 test('percentiles are those of the values, to three digits', () => {
   const ms = fc.array(fc.double({ min: 0.002, max: 50_000, noNaN: true }), {
@@ -114,6 +115,19 @@ test('a lost connection costs its own request; the next ones are asked on a new 
   assert.deepEqual([good, bad, latencies.count], [9, { lost: 1 }, 9])
 })
 
+test('a connection knows that it was closed while nobody asked, and takes no request', async () => {
+  const sockets = new Set<Socket>()
+  const server = await serve((answer) => answer(), sockets)
+  const connection = await HttpConnection.open(server.origin)
+  const request = requestBytes(server.origin, { method: 'GET', path: '/' })
+  assert.equal((await connection.send(request)).status, 200)
+  assert.equal(connection.closed, false)
+  for (const socket of sockets) socket.end()
+  await until('the connection to be closed', () => connection.closed)
+  await assert.rejects(connection.send(request), /closed the connection/)
+  server.close()
+})
+
 test('progress is one live line on a terminal, and lines that stay elsewhere', () => {
   const shown = (isTTY: boolean) => {
     let text = ''
@@ -136,12 +150,19 @@ interface Served {
 }
 
 /** A server whose answers the test gives, or cuts. */
-async function serve(take: (answer: () => void, cut: () => void) => void): Promise<Served> {
+async function serve(
+  take: (answer: () => void, cut: () => void) => void,
+  sockets = new Set<Socket>(),
+): Promise<Served> {
   const server: Server = createServer((request, response) => {
     take(
       () => response.setHeader('content-length', '0').end(),
       () => request.socket.destroy(),
     )
+  })
+  server.on('connection', (socket: Socket) => {
+    sockets.add(socket)
+    socket.once('close', () => sockets.delete(socket))
   })
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
   return {

@@ -20,6 +20,7 @@ const tiny = ['--agents', String(agents), '--seconds', String(seconds), '--round
 const scenarios = 'steady,rates,concurrency,mixed,hostile,soak'.split(',')
 /** What is fulfilled on any machine, however busy: nothing lost, nothing failed. */
 const counted = ['S5', 'C5', 'M9', 'M10', 'H4', 'H5', 'K2', 'K3', 'K4', 'K5', 'K6']
+const loaded = ['--rate', '20']
 /** What only the processes of the hub can tell. */
 const inside = ['S1', 'S2', 'S3', 'M7', 'M8', 'H6', 'K1']
 
@@ -140,6 +141,13 @@ test('a thousand callers at once are all answered', async () => {
   const posts = report.latencies.find(({ name }) => name.startsWith('commands of 1,000'))
   assert.ok(posts && posts.count >= 1000)
   assert.equal(answers({ report, row, stderr: '', page: '' }, 'devices page before'), 50)
+})
+
+test('a rolling restart loses and doubles nothing', async () => {
+  const { row, stderr } = await measure(['restart'], [...loaded, '--seconds', '2'])
+  for (const id of ['B1', 'B2', 'B3']) assert.deepEqual([id, row(id)?.value], [id, 0])
+  for (const hub of ['-one', '-two']) assert.ok(stderr.includes(`restart: hub${hub} leaves`))
+  assert.ok((row('B6')?.value ?? 0) > 0)
 })
 
 describe('against a hub given by its address', () => {

@@ -11,6 +11,7 @@ import { hostile } from './hostile.ts'
 import { mixed } from './mixed.ts'
 import { parallel } from './parallel.ts'
 import { rates } from './rates.ts'
+import { restart } from './restart.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
 import { script } from './script.ts'
@@ -43,4 +44,5 @@ export const scenarios: readonly Scenario[] = [
   mixed,
   hostile,
   soak,
+  restart,
 ]
