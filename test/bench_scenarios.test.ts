@@ -135,8 +135,9 @@ describe('against a hub that the bench starts', () => {
   })
 })
 
+// A device queues 100 commands: 800 take what a fast machine accepts in two seconds.
 test('a thousand callers at once are all answered', async () => {
-  const { report, row } = await measure(['parallel'], ['--agents', '200'])
+  const { report, row } = await measure(['parallel'], ['--agents', '800'])
   assert.deepEqual([row('P12b')?.value, row('P12b')?.ok], [0, true])
   const posts = report.latencies.find(({ name }) => name.startsWith('commands of 1,000'))
   assert.ok(posts && posts.count >= 1000)
