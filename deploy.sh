@@ -16,6 +16,12 @@ readonly optional=(DATABASE_URL REDIS_MAXMEMORY REDIS_MAXMEMORY_POLICY HUB_REPLI
   ADMIN_EMAIL ADMIN_PASSWORD SMTP_URL LOG_LEVEL SHARDS WEBHOOK_ALLOWED_CIDRS EDGE_SUBNET BACKUP_HOUR
   BACKUP_KEEP_DAYS DEPLOY_WAIT_SECONDS PROMETHEUS_RETENTION PROMETHEUS_RETENTION_SIZE RELEASES_DIR RELEASE_KEYS_DIR)
 
+# What a hub is started with; when one of them changes, hubs are replaced although their version stays.
+readonly hub_settings=(PUBLIC_API_URL JWT_SECRET JWT_SECRET_PREVIOUS AGENT_ENROLLMENT_SECRET
+  AGENT_ENROLLMENT_SECRET_PREVIOUS METRICS_SCRAPE_TOKEN ACME_EMAIL ADMIN_EMAIL ADMIN_PASSWORD DATABASE_URL
+  POSTGRES_PASSWORD SMTP_URL LOG_LEVEL SHARDS EDGE_SUBNET WEBHOOK_ALLOWED_CIDRS RELEASES_DIR RELEASE_KEYS_DIR
+  HUB_CPUS HUB_MEMORY)
+
 env_file=''
 plan=no
 doing='reading the settings'
@@ -153,6 +159,14 @@ name_this_version() {
   export MUSTER_TAG
 }
 
+# The settings of the hubs as a label, which tells that they changed and not what they are.
+name_these_settings() {
+  local name
+  MUSTER_SETTINGS=$(for name in "${hub_settings[@]}"; do printf '%s=%s\0' "$name" "${!name:-}"; done |
+    sha256sum | cut -c 1-16)
+  export MUSTER_SETTINGS
+}
+
 name_replicas() {
   replicas=${HUB_REPLICAS:-1}
   local number
@@ -172,6 +186,10 @@ choose_services() {
 
 # The tag of a container's image, or nothing.
 running_tag() { docker inspect --format '{{.Config.Image}}' "$project-hub-$1" 2>/dev/null | sed 's/^.*://' || true; }
+
+running_settings() {
+  docker inspect --format '{{index .Config.Labels "muster.settings"}}' "$project-hub-$1" 2>/dev/null || true
+}
 
 running_hubs() { docker ps --filter "name=^$project-hub-[0-9]+\$" --format '{{.Names}}' | sort; }
 
@@ -291,7 +309,8 @@ remove_hub() {
 replace_hub() {
   local number=$1 before
   before=$(running_tag "$number")
-  if [[ $before == "$MUSTER_TAG" ]] && wait_healthy "$project-hub-$number" 1 2>/dev/null; then
+  if [[ $before == "$MUSTER_TAG" && $(running_settings "$number") == "$MUSTER_SETTINGS" ]] &&
+    wait_healthy "$project-hub-$number" 1 2>/dev/null; then
     say "    hub $number runs $MUSTER_TAG already"
     return 0
   fi
@@ -305,6 +324,8 @@ replace_hub() {
   if [[ -n $before && $before != "$MUSTER_TAG" ]]; then
     say "    putting $before back in the place of hub $number" >&2
     MUSTER_TAG=$before start_hub "$number" || say "    hub $number could not be put back" >&2
+  elif [[ -n $before ]]; then
+    say "    hub $number is left out: its version ran before, so look at the settings that changed" >&2
   fi
   return 1
 }
@@ -367,6 +388,7 @@ main() {
   check_settings
   check_tools
   name_this_version
+  name_these_settings
   name_replicas
   choose_services
   trap failed ERR

@@ -173,6 +173,15 @@ test('replicas are as many as asked for, each known to Caddy by its own name', (
   assert.equal(compose({ HUB_REPLICAS: '5' }).services['hub']?.deploy.replicas, 5)
 })
 
+test('deploy.sh knows every setting that reaches a hub, so that a change replaces hubs', () => {
+  const [, hub = ''] = /\n  hub:\n([^]*?)\n  postgres:\n/.exec(text) ?? []
+  const used = new Set([...hub.matchAll(/\$\{(\w+)/g)].map(([, name = '']) => name))
+  // The version is compared by itself, the number of replicas is no hub's own, and the label is the comparison.
+  for (const name of ['MUSTER_TAG', 'HUB_REPLICAS', 'MUSTER_SETTINGS']) used.delete(name)
+  const [, list = ''] = /^readonly hub_settings=\(([^)]*)\)/m.exec(read('deploy.sh')) ?? []
+  assert.deepEqual(list.trim().split(/\s+/).toSorted(), [...used].toSorted())
+})
+
 const dockerfile = read('Dockerfile')
 const instructions = dockerfile
   .replaceAll(/\\\n/g, ' ')

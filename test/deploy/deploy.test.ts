@@ -292,6 +292,25 @@ describe('an upgrade', () => {
     assert.ok(!changes().some((call) => /^(stop|rm)/.test(call)))
   })
 
+  test('a secret that changed reaches every hub, although the version is the same', async () => {
+    await deploy()
+    writeFileSync(callsFile, '')
+    const { code } = await deploy([], { ...settings, METRICS_SCRAPE_TOKEN: 'another-scrape-token' })
+    assert.equal(code, 0)
+    const stopped = changes().filter((call) => call.startsWith('stop'))
+    assert.deepEqual(stopped, ['stop --time 90 muster-hub-1', 'stop --time 90 muster-hub-2'])
+    assert.ok(!readFileSync(stateFile, 'utf8').includes('another-scrape-token'))
+  })
+
+  test('settings that are wrong cost one hub at most, and are blamed', async () => {
+    await deploy()
+    writeFileSync(stateFile, JSON.stringify({ ...state(), sick: [tagOf(1)] }))
+    const { code, err } = await deploy([], { ...settings, JWT_SECRET: 'x'.repeat(40) })
+    assert.equal(code, 1)
+    assert.match(err, /hub 1 is left out: its version ran before, so look at the settings/)
+    assert.deepEqual([tagOf(1), isOurs(tagOf(2))], [undefined, true])
+  })
+
   test('fewer replicas: what is too much goes last', async () => {
     const { code } = await deploy([], { ...settings, HUB_REPLICAS: '1' })
     assert.equal(code, 0)
