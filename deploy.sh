@@ -374,7 +374,7 @@ failed() {
   trap - ERR
   printf 'deploy: failed while %s\n' "$doing" >&2
   if [[ -n ${old_tag:-} ]]; then
-    printf 'deploy: hubs of %s that were not replaced yet serve on; see what runs: docker compose -p %s ps\n' "$old_tag" "$project" >&2
+    printf 'deploy: hubs of %s that were not replaced yet serve on; see what runs: docker ps --filter name=%s-\n' "$old_tag" "$project" >&2
     printf 'deploy: put right what failed and run this again, or check out the previous tag and run its deploy.sh\n' >&2
   else
     printf 'deploy: put right what failed and run this again; nothing that was made is lost\n' >&2
