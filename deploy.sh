@@ -127,6 +127,22 @@ check_settings() {
   expect REDIS_MAXMEMORY_POLICY '^(allkeys|volatile)-(lru|lfu|random)$|^volatile-ttl$|^noeviction$' 'no eviction policy of Redis'
   expect HUB_REPLICAS '^[1-9]$' 'no number from 1 to 9'
   expect DEPLOY_WAIT_SECONDS '^[1-9][0-9]{0,3}$' 'no number of seconds'
+  expect ADMIN_PASSWORD '^.{12,256}$' 'not of 12 to 256 characters'
+  expect SMTP_URL '^smtps?://[^[:space:]]+$' 'no address such as smtps://user:password@mail.example.com'
+  expect LOG_LEVEL '^(trace|debug|info|warn|error|fatal|silent)$' 'none of trace, debug, info, warn, error, fatal, silent'
+  expect SHARDS '^([1-9]|[1-5][0-9]|6[0-4])$' 'no number from 1 to 64'
+  expect WEBHOOK_ALLOWED_CIDRS '^[0-9A-Fa-f.:/, ]+$' 'no list of networks such as 10.0.0.0/8'
+  expect BACKUP_HOUR '^([0-9]|1[0-9]|2[0-3])$' 'no hour from 0 to 23'
+  expect BACKUP_KEEP_DAYS '^[1-9][0-9]*$' 'no number of days'
+  for name in HUB_CPUS POSTGRES_CPUS; do
+    expect "$name" '^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)$' 'no number of cores such as 2 or 0.5'
+  done
+  for name in HUB_MEMORY POSTGRES_MEMORY; do
+    expect "$name" '^[1-9][0-9]*([bkmgBKMG]|[kmgKMG][bB])?$' 'no size such as 2G'
+  done
+  expect POSTGRES_SHARED_BUFFERS '^[1-9][0-9]*(kB|MB|GB)$' 'no size such as 512MB'
+  expect PROMETHEUS_RETENTION '^([0-9]+(y|w|d|h|m|s))+$' 'no time such as 30d'
+  expect PROMETHEUS_RETENTION_SIZE '^[1-9][0-9]*(B|KB|MB|GB|TB)$' 'no size such as 10GB'
   expect EDGE_SUBNET '^([0-9]{1,3}\.){3}[0-9]{1,3}/([89]|1[0-9]|2[0-9])$' 'no subnet such as 172.31.250.0/24'
   if [[ -n ${SERVICE_DOMAIN:-} && ${PUBLIC_API_URL:-} =~ ^https://([^/:?#]+) && ${BASH_REMATCH[1]} != "$SERVICE_DOMAIN" ]]; then
     problems+=("PUBLIC_API_URL is at ${BASH_REMATCH[1]}, and SERVICE_DOMAIN is $SERVICE_DOMAIN: agents would not find it")
