@@ -16,6 +16,12 @@ readonly optional=(DATABASE_URL REDIS_MAXMEMORY REDIS_MAXMEMORY_POLICY HUB_REPLI
   ADMIN_EMAIL ADMIN_PASSWORD SMTP_URL LOG_LEVEL SHARDS WEBHOOK_ALLOWED_CIDRS EDGE_SUBNET BACKUP_HOUR
   BACKUP_KEEP_DAYS DEPLOY_WAIT_SECONDS PROMETHEUS_RETENTION PROMETHEUS_RETENTION_SIZE RELEASES_DIR RELEASE_KEYS_DIR)
 
+# What a hub is started with; when one of them changes, hubs are replaced although their version stays.
+readonly hub_settings=(PUBLIC_API_URL JWT_SECRET JWT_SECRET_PREVIOUS AGENT_ENROLLMENT_SECRET
+  AGENT_ENROLLMENT_SECRET_PREVIOUS METRICS_SCRAPE_TOKEN ACME_EMAIL ADMIN_EMAIL ADMIN_PASSWORD DATABASE_URL
+  POSTGRES_PASSWORD SMTP_URL LOG_LEVEL SHARDS EDGE_SUBNET WEBHOOK_ALLOWED_CIDRS RELEASES_DIR RELEASE_KEYS_DIR
+  HUB_CPUS HUB_MEMORY)
+
 env_file=''
 plan=no
 doing='reading the settings'
@@ -121,6 +127,22 @@ check_settings() {
   expect REDIS_MAXMEMORY_POLICY '^(allkeys|volatile)-(lru|lfu|random)$|^volatile-ttl$|^noeviction$' 'no eviction policy of Redis'
   expect HUB_REPLICAS '^[1-9]$' 'no number from 1 to 9'
   expect DEPLOY_WAIT_SECONDS '^[1-9][0-9]{0,3}$' 'no number of seconds'
+  expect ADMIN_PASSWORD '^.{12,256}$' 'not of 12 to 256 characters'
+  expect SMTP_URL '^smtps?://[^[:space:]]+$' 'no address such as smtps://user:password@mail.example.com'
+  expect LOG_LEVEL '^(trace|debug|info|warn|error|fatal|silent)$' 'none of trace, debug, info, warn, error, fatal, silent'
+  expect SHARDS '^([1-9]|[1-5][0-9]|6[0-4])$' 'no number from 1 to 64'
+  expect WEBHOOK_ALLOWED_CIDRS '^[0-9A-Fa-f.:/, ]+$' 'no list of networks such as 10.0.0.0/8'
+  expect BACKUP_HOUR '^([0-9]|1[0-9]|2[0-3])$' 'no hour from 0 to 23'
+  expect BACKUP_KEEP_DAYS '^[1-9][0-9]*$' 'no number of days'
+  for name in HUB_CPUS POSTGRES_CPUS; do
+    expect "$name" '^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]*[1-9][0-9]*)$' 'no number of cores such as 2 or 0.5'
+  done
+  for name in HUB_MEMORY POSTGRES_MEMORY; do
+    expect "$name" '^[1-9][0-9]*([bkmgBKMG]|[kmgKMG][bB])?$' 'no size such as 2G'
+  done
+  expect POSTGRES_SHARED_BUFFERS '^[1-9][0-9]*(kB|MB|GB)$' 'no size such as 512MB'
+  expect PROMETHEUS_RETENTION '^([0-9]+(y|w|d|h|m|s))+$' 'no time such as 30d'
+  expect PROMETHEUS_RETENTION_SIZE '^[1-9][0-9]*(B|KB|MB|GB|TB)$' 'no size such as 10GB'
   expect EDGE_SUBNET '^([0-9]{1,3}\.){3}[0-9]{1,3}/([89]|1[0-9]|2[0-9])$' 'no subnet such as 172.31.250.0/24'
   if [[ -n ${SERVICE_DOMAIN:-} && ${PUBLIC_API_URL:-} =~ ^https://([^/:?#]+) && ${BASH_REMATCH[1]} != "$SERVICE_DOMAIN" ]]; then
     problems+=("PUBLIC_API_URL is at ${BASH_REMATCH[1]}, and SERVICE_DOMAIN is $SERVICE_DOMAIN: agents would not find it")
@@ -153,6 +175,14 @@ name_this_version() {
   export MUSTER_TAG
 }
 
+# The settings of the hubs as a label, which tells that they changed and not what they are.
+name_these_settings() {
+  local name
+  MUSTER_SETTINGS=$(for name in "${hub_settings[@]}"; do printf '%s=%s\0' "$name" "${!name:-}"; done |
+    sha256sum | cut -c 1-16)
+  export MUSTER_SETTINGS
+}
+
 name_replicas() {
   replicas=${HUB_REPLICAS:-2}
   local number
@@ -172,6 +202,10 @@ choose_services() {
 
 # The tag of a container's image, or nothing.
 running_tag() { docker inspect --format '{{.Config.Image}}' "$project-hub-$1" 2>/dev/null | sed 's/^.*://' || true; }
+
+running_settings() {
+  docker inspect --format '{{index .Config.Labels "muster.settings"}}' "$project-hub-$1" 2>/dev/null || true
+}
 
 running_hubs() { docker ps --filter "name=^$project-hub-[0-9]+\$" --format '{{.Names}}' | sort; }
 
@@ -291,7 +325,8 @@ remove_hub() {
 replace_hub() {
   local number=$1 before
   before=$(running_tag "$number")
-  if [[ $before == "$MUSTER_TAG" ]] && wait_healthy "$project-hub-$number" 1 2>/dev/null; then
+  if [[ $before == "$MUSTER_TAG" && $(running_settings "$number") == "$MUSTER_SETTINGS" ]] &&
+    wait_healthy "$project-hub-$number" 1 2>/dev/null; then
     say "    hub $number runs $MUSTER_TAG already"
     return 0
   fi
@@ -305,6 +340,8 @@ replace_hub() {
   if [[ -n $before && $before != "$MUSTER_TAG" ]]; then
     say "    putting $before back in the place of hub $number" >&2
     MUSTER_TAG=$before start_hub "$number" || say "    hub $number could not be put back" >&2
+  elif [[ -n $before ]]; then
+    say "    hub $number is left out: its version ran before, so look at the settings that changed" >&2
   fi
   return 1
 }
@@ -353,7 +390,7 @@ failed() {
   trap - ERR
   printf 'deploy: failed while %s\n' "$doing" >&2
   if [[ -n ${old_tag:-} ]]; then
-    printf 'deploy: hubs of %s that were not replaced yet serve on; see what runs: docker compose -p %s ps\n' "$old_tag" "$project" >&2
+    printf 'deploy: hubs of %s that were not replaced yet serve on; see what runs: docker ps --filter name=%s-\n' "$old_tag" "$project" >&2
     printf 'deploy: put right what failed and run this again, or check out the previous tag and run its deploy.sh\n' >&2
   else
     printf 'deploy: put right what failed and run this again; nothing that was made is lost\n' >&2
@@ -367,6 +404,7 @@ main() {
   check_settings
   check_tools
   name_this_version
+  name_these_settings
   name_replicas
   choose_services
   trap failed ERR

@@ -1,16 +1,14 @@
 // Caddy itself, with the Caddyfile of deploy/, between clients and two hubs: TLS, addresses, sockets, streams,
 // and a hub that dies.
 import assert from 'node:assert/strict'
-import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtempSync, readFileSync } from 'node:fs'
-import type { IncomingMessage } from 'node:http'
-import { request } from 'node:https'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import pg from 'pg'
 import { WebSocket } from 'ws'
+import { TestCaddy, type CaddyAsk } from '../support/caddy.ts'
 import { removeFolder } from '../support/folders.ts'
 import { SimulatedAgent } from '../support/fleet.ts'
 import { admin, enrollmentSecret, metricsToken, type Device } from '../support/hub.ts'
@@ -19,14 +17,11 @@ import { createDatabase, type TestDatabase } from '../support/postgres.ts'
 import { without } from '../support/tools.ts'
 import { until } from '../support/until.ts'
 
-const caddyfile = join(import.meta.dirname, '..', '..', 'deploy', 'Caddyfile')
-
 let database: TestDatabase
 let hubs: HubProcess[]
-let caddy: ChildProcess
+let caddy: TestCaddy
 let folder: string
 let port: number
-let ca: Buffer
 
 describe('behind Caddy', { skip: without('caddy') }, () => {
   before(async () => {
@@ -35,17 +30,18 @@ describe('behind Caddy', { skip: without('caddy') }, () => {
     port = await freePort()
     hubs = [await hub('one'), await hub('two')]
     await Promise.all(hubs.map((one) => one.start()))
-    caddy = await startCaddy()
+    const addresses = hubs.map((one) => new URL(one.origin).host)
+    caddy = await TestCaddy.start({ folder, port, hubs: addresses })
   })
   after(async () => {
-    caddy.kill('SIGKILL')
+    await caddy?.kill()
     await Promise.all(hubs.map((one) => one.kill('SIGKILL')))
     await database.drop()
     removeFolder(folder)
   })
 
   test('it speaks TLS alone, asks browsers to, and says nothing of itself', async () => {
-    const answer = await ask('GET', '/health')
+    const answer = await caddy.ask('GET', '/health')
     assert.equal(answer.status, 200)
     assert.match(String(answer.headers['strict-transport-security']), /^max-age=31536000/)
     assert.equal(answer.headers['server'], undefined)
@@ -56,20 +52,20 @@ describe('behind Caddy', { skip: without('caddy') }, () => {
     const headers = { 'x-forwarded-for': '203.0.113.9', 'x-real-ip': '203.0.113.9' }
     const token = await signIn({ headers, localAddress: '127.0.0.2' })
     const query = '/api/v1/audit?action=user.login&limit=1'
-    const { body } = await ask('GET', query, { headers: bearer(token) })
+    const { body } = await caddy.ask('GET', query, { headers: bearer(token) })
     assert.equal(body.data[0].ip, '127.0.0.2')
   })
 
   test('metrics are for Prometheus, which asks the hubs themselves', async () => {
     const headers = bearer(metricsToken)
-    assert.equal((await ask('GET', '/metrics', { headers })).status, 404)
+    assert.equal((await caddy.ask('GET', '/metrics', { headers })).status, 404)
     const direct = await fetch(`${hubs[0]?.origin}/metrics`, { headers })
     assert.equal(direct.status, 200)
   })
 
   test('events come as they happen, not when the stream ends', async () => {
     const token = await signIn()
-    const stream = await open('GET', '/api/v1/events', { headers: bearer(token) })
+    const stream = await caddy.open('GET', '/api/v1/events', { headers: bearer(token) })
     assert.equal(stream.statusCode, 200)
     let text = ''
     stream.on('data', (chunk) => (text += String(chunk)))
@@ -82,12 +78,12 @@ describe('behind Caddy', { skip: without('caddy') }, () => {
   test('a hub goes in order: no request fails, and no agent is without a socket for a moment', async (t) => {
     const token = await signIn()
     const devices = await Promise.all(Array.from({ length: 30 }, enroll))
-    const agents = devices.map(
-      (device) => new SimulatedAgent(device, `https://localhost:${port}`, ca),
-    )
+    const agents = devices.map((device) => new SimulatedAgent(device, caddy.origin, caddy.ca))
     t.after(() => agents.forEach((agent) => agent.stop()))
     await until('all to be online', () => agents.every(({ online }) => online))
-    const organizations = await ask('GET', '/api/v1/organizations', { headers: bearer(token) })
+    const organizations = await caddy.ask('GET', '/api/v1/organizations', {
+      headers: bearer(token),
+    })
     const orgId = organizations.body.data[0].id as string
     const statuses = new Map<string, number>()
     const asking = new AbortController()
@@ -96,8 +92,8 @@ describe('behind Caddy', { skip: without('caddy') }, () => {
         const body = { name: `Site ${n} ${Math.random()}`, orgId }
         const { status } =
           n % 2
-            ? await ask('GET', '/api/v1/devices', { headers: bearer(token) })
-            : await ask('POST', '/api/v1/sites', { headers: bearer(token), body })
+            ? await caddy.ask('GET', '/api/v1/devices', { headers: bearer(token) })
+            : await caddy.ask('POST', '/api/v1/sites', { headers: bearer(token), body })
         statuses.set(`${n % 2} ${status}`, (statuses.get(`${n % 2} ${status}`) ?? 0) + 1)
       }
     })
@@ -129,13 +125,16 @@ describe('behind Caddy', { skip: without('caddy') }, () => {
     const statuses = new Set<number>()
     for (let n = 0; n < 60; n++) {
       if (n === 10) await hubs[0]?.kill('SIGKILL')
-      const { status } = await ask('GET', '/api/v1/devices', { headers: bearer(token) })
+      const { status } = await caddy.ask('GET', '/api/v1/devices', { headers: bearer(token) })
       statuses.add(status)
     }
     assert.deepEqual([...statuses], [200])
     const { deviceId, agent } = await connectAgent()
     const path = `/api/v1/devices/${deviceId}/commands?wait=20`
-    const answer = await ask('POST', path, { headers: bearer(token), body: { action: 'ping' } })
+    const answer = await caddy.ask('POST', path, {
+      headers: bearer(token),
+      body: { action: 'ping' },
+    })
     assert.deepEqual([answer.status, answer.body.status], [202, 'completed'])
     agent.close()
   })
@@ -158,73 +157,8 @@ async function hub(name: string): Promise<HubProcess> {
   })
 }
 
-/** With a certificate of its own authority, which no other program is told to trust. */
-async function startCaddy(): Promise<ChildProcess> {
-  const env = {
-    PATH: process.env['PATH'] ?? '',
-    HOME: folder,
-    XDG_DATA_HOME: join(folder, 'data'),
-    XDG_CONFIG_HOME: join(folder, 'config'),
-    SERVICE_DOMAIN: `https://localhost:${port}`,
-    ACME_EMAIL: 'ops@example.com',
-    HUBS: hubs.map((one) => new URL(one.origin).host).join(' '),
-    GRAFANA: '127.0.0.1:1',
-    CADDY_OPTIONS: 'admin off\nskip_install_trust\nauto_https disable_redirects\nlocal_certs',
-  }
-  const args = ['run', '--config', caddyfile, '--adapter', 'caddyfile']
-  const child = spawn('caddy', args, { env, stdio: ['ignore', 'ignore', 'pipe'] })
-  let log = ''
-  child.stderr.on('data', (chunk) => (log += String(chunk)))
-  const root = join(folder, 'data', 'caddy', 'pki', 'authorities', 'local', 'root.crt')
-  await until('Caddy to answer', async () => {
-    if (child.exitCode !== null) throw new Error(`Caddy ended: ${log}`)
-    try {
-      ca = readFileSync(root)
-      return (await ask('GET', '/health/ready')).status === 200
-    } catch {
-      return false
-    }
-  })
-  return child
-}
-
-interface Ask {
-  headers?: Record<string, string>
-  body?: unknown
-  localAddress?: string
-}
-
-function open(method: string, path: string, options: Ask = {}): Promise<IncomingMessage> {
-  const { headers, body, localAddress } = options
-  const content = body === undefined ? undefined : JSON.stringify(body)
-  const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>()
-  const type = content === undefined ? {} : { 'content-type': 'application/json' }
-  const asked = request(`https://localhost:${port}${path}`, {
-    method,
-    ca,
-    family: 4,
-    headers: { ...type, ...headers },
-    ...(localAddress === undefined ? {} : { localAddress }),
-  })
-  asked.on('response', resolve).on('error', reject).end(content)
-  return promise
-}
-
-async function ask(method: string, path: string, options: Ask = {}) {
-  const answer = await open(method, path, options)
-  const chunks: Buffer[] = []
-  for await (const chunk of answer) chunks.push(chunk as Buffer)
-  const text = Buffer.concat(chunks).toString()
-  const isJson = /json/.test(answer.headers['content-type'] ?? '')
-  return {
-    status: answer.statusCode ?? 0,
-    headers: answer.headers,
-    body: isJson ? JSON.parse(text) : undefined,
-  }
-}
-
-async function signIn(options: Ask = {}): Promise<string> {
-  const answer = await ask('POST', '/api/v1/auth/login', { ...options, body: admin })
+async function signIn(options: CaddyAsk = {}): Promise<string> {
+  const answer = await caddy.ask('POST', '/api/v1/auth/login', { ...options, body: admin })
   assert.equal(answer.status, 200)
   return answer.body.accessToken as string
 }
@@ -233,7 +167,7 @@ const bearer = (token: string) => ({ authorization: `Bearer ${token}` })
 
 async function enroll(): Promise<Device> {
   const body = { enrollmentSecret, hostname: 'behind', os: 'linux', arch: 'amd64' }
-  const enrolled = await ask('POST', '/api/v1/agents/enroll', { body })
+  const enrolled = await caddy.ask('POST', '/api/v1/agents/enroll', { body })
   assert.equal(enrolled.status, 201)
   return enrolled.body as Device
 }
@@ -242,7 +176,10 @@ async function enroll(): Promise<Device> {
 async function connectAgent(): Promise<{ deviceId: string; agent: WebSocket }> {
   const { deviceId, agentToken, websocketUrl } = await enroll()
   assert.equal(websocketUrl, `wss://localhost:${port}/api/v1/agents/${deviceId}/ws`)
-  const agent = new WebSocket(websocketUrl, ['muster.v1'], { ca, headers: bearer(agentToken) })
+  const agent = new WebSocket(websocketUrl, ['muster.v1'], {
+    ca: caddy.ca,
+    headers: bearer(agentToken),
+  })
   let welcomed = false
   agent.on('message', (data: Buffer) => {
     const frame = JSON.parse(data.toString()) as { type: string; id?: string }

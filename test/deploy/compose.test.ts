@@ -6,11 +6,10 @@ import { join } from 'node:path'
 import { test } from 'node:test'
 import { Ajv } from 'ajv'
 import { validate as validateDockerfile } from 'dockerfile-utils'
-import { parse } from 'yaml'
+import { composeText, readCompose } from '../support/compose.ts'
 
 const root = join(import.meta.dirname, '..', '..')
 const read = (path: string) => readFileSync(join(root, path), 'utf8')
-const text = read('docker-compose.yml')
 
 /** The eight of the product document but those that only deploy.sh or another container needs. */
 const required = {
@@ -24,52 +23,8 @@ const required = {
   GRAFANA_ADMIN_PASSWORD: 'grafana-password',
 }
 
-interface Service {
-  image: string
-  build?: { context: string }
-  ports?: string[]
-  environment?: Record<string, string>
-  volumes?: string[]
-  networks: string[]
-  healthcheck: { test: string[] }
-  restart: string
-  read_only?: boolean
-  user?: string
-  cap_drop: string[]
-  cap_add?: string[]
-  security_opt: string[]
-  logging: { driver: string; options: Record<string, string> }
-  deploy: { replicas?: number; resources: { limits: { cpus: string; memory: string } } }
-  command?: string | string[]
-  entrypoint?: string[]
-  profiles?: string[]
-  stop_grace_period?: string
-}
-interface Compose {
-  services: Record<string, Service>
-  networks: Record<string, { internal?: boolean; ipam?: { config: { subnet: string }[] } } | null>
-  volumes: Record<string, unknown>
-}
-
-/** As the compose specification interpolates: `${A}`, `${A:-default}`, `${A:?message}`, `$$`, nested. */
-function interpolate(source: string, env: Record<string, string | undefined>): string {
-  const inner = /\$\$|\$\{(\w+)(?:(:[-?])([^{}]*))?\}/g
-  const step = (part: string) =>
-    part.replace(inner, (whole, name?: string, kind?: string, rest = '') => {
-      if (name === undefined) return whole
-      const value = env[name]
-      if (value) return value
-      if (kind === ':-') return rest
-      if (kind === ':?') throw new Error(rest)
-      return ''
-    })
-  let before = ''
-  for (let after = source; before !== after; after = step(before)) before = after
-  return before.replaceAll('$$', '$')
-}
-
 const compose = (env: Record<string, string | undefined> = {}) =>
-  parse(interpolate(text, { ...required, ...env }), { merge: true }) as Compose
+  readCompose({ ...required, ...env })
 const { services, networks, volumes } = compose()
 
 test('it is what the compose specification allows', () => {
@@ -171,6 +126,15 @@ test('replicas are as many as asked for, each known to Caddy by its own name', (
   const HUBS = 'muster-hub-1:8080 muster-hub-2:8080'
   assert.equal(compose({ HUBS }).services['caddy']?.environment?.['HUBS'], HUBS)
   assert.equal(compose({ HUB_REPLICAS: '5' }).services['hub']?.deploy.replicas, 5)
+})
+
+test('deploy.sh knows every setting that reaches a hub, so that a change replaces hubs', () => {
+  const [, hub = ''] = /\n  hub:\n([^]*?)\n  postgres:\n/.exec(composeText) ?? []
+  const used = new Set([...hub.matchAll(/\$\{(\w+)/g)].map(([, name = '']) => name))
+  // The version is compared by itself, the number of replicas is no hub's own, and the label is the comparison.
+  for (const name of ['MUSTER_TAG', 'HUB_REPLICAS', 'MUSTER_SETTINGS']) used.delete(name)
+  const [, list = ''] = /^readonly hub_settings=\(([^)]*)\)/m.exec(read('deploy.sh')) ?? []
+  assert.deepEqual(list.trim().split(/\s+/).toSorted(), [...used].toSorted())
 })
 
 const dockerfile = read('Dockerfile')

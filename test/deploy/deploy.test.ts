@@ -135,6 +135,25 @@ describe('settings', () => {
       REDIS_MAXMEMORY: 'much',
       HUB_REPLICAS: '0',
       DATABASE_URL: 'mysql://x/y',
+      REDIS_MAXMEMORY_POLICY: 'forget',
+      DEPLOY_WAIT_SECONDS: 'long',
+      EDGE_SUBNET: 'here',
+      ADMIN_EMAIL: 'root',
+      ADMIN_PASSWORD: 'a short one',
+      JWT_SECRET_PREVIOUS: 'short-secret',
+      SMTP_URL: 'mail.example.com',
+      LOG_LEVEL: 'loud',
+      SHARDS: '65',
+      WEBHOOK_ALLOWED_CIDRS: 'everywhere',
+      BACKUP_HOUR: '24',
+      BACKUP_KEEP_DAYS: '0',
+      HUB_CPUS: '0',
+      HUB_MEMORY: 'all',
+      POSTGRES_CPUS: 'two',
+      POSTGRES_MEMORY: '4 G',
+      POSTGRES_SHARED_BUFFERS: '512M',
+      PROMETHEUS_RETENTION: 'a month',
+      PROMETHEUS_RETENTION_SIZE: '10',
     }
     const { code, err } = await deploy([], wrong)
     assert.equal(code, 78)
@@ -142,7 +161,35 @@ describe('settings', () => {
       const expected = !['AGENT_ENROLLMENT_SECRET', 'GRAFANA_ADMIN_PASSWORD'].includes(name)
       assert.equal(new RegExp(`^deploy:   ${name} `, 'm').test(err), expected, name)
     }
-    for (const secret of ['slash', 'short-secret', 'two words']) assert.ok(!err.includes(secret))
+    for (const secret of ['slash', 'short-secret', 'two words', 'a short one'])
+      assert.ok(!err.includes(secret))
+  })
+
+  test('what the guide and the compose file have as examples is not malformed', async () => {
+    const right = {
+      ...settings,
+      REDIS_MAXMEMORY: '256mb',
+      REDIS_MAXMEMORY_POLICY: 'allkeys-lru',
+      ADMIN_EMAIL: 'root@example.com',
+      ADMIN_PASSWORD: 'a long password',
+      JWT_SECRET_PREVIOUS: 'another secret of more than thirty-two bytes',
+      SMTP_URL: 'smtps://user:password@mail.example.com:465/?from=hub@example.com',
+      LOG_LEVEL: 'debug',
+      SHARDS: '64',
+      WEBHOOK_ALLOWED_CIDRS: '10.0.0.0/8, fd00::/8',
+      BACKUP_HOUR: '0',
+      BACKUP_KEEP_DAYS: '14',
+      HUB_CPUS: '0.5',
+      HUB_MEMORY: '2G',
+      POSTGRES_CPUS: '2',
+      POSTGRES_MEMORY: '4096M',
+      POSTGRES_SHARED_BUFFERS: '512MB',
+      PROMETHEUS_RETENTION: '30d',
+      PROMETHEUS_RETENTION_SIZE: '10GB',
+      EDGE_SUBNET: '172.31.250.0/24',
+    }
+    const { code, err } = await deploy(['--plan'], right)
+    assert.equal(code, 0, err)
   })
 
   test('an address that leads elsewhere is noticed', async () => {
@@ -290,6 +337,25 @@ describe('an upgrade', () => {
     const { code } = await deploy()
     assert.equal(code, 0)
     assert.ok(!changes().some((call) => /^(stop|rm)/.test(call)))
+  })
+
+  test('a secret that changed reaches every hub, although the version is the same', async () => {
+    await deploy()
+    writeFileSync(callsFile, '')
+    const { code } = await deploy([], { ...settings, METRICS_SCRAPE_TOKEN: 'another-scrape-token' })
+    assert.equal(code, 0)
+    const stopped = changes().filter((call) => call.startsWith('stop'))
+    assert.deepEqual(stopped, ['stop --time 90 muster-hub-1', 'stop --time 90 muster-hub-2'])
+    assert.ok(!readFileSync(stateFile, 'utf8').includes('another-scrape-token'))
+  })
+
+  test('settings that are wrong cost one hub at most, and are blamed', async () => {
+    await deploy()
+    writeFileSync(stateFile, JSON.stringify({ ...state(), sick: [tagOf(1)] }))
+    const { code, err } = await deploy([], { ...settings, JWT_SECRET: 'x'.repeat(40) })
+    assert.equal(code, 1)
+    assert.match(err, /hub 1 is left out: its version ran before, so look at the settings/)
+    assert.deepEqual([tagOf(1), isOurs(tagOf(2))], [undefined, true])
   })
 
   test('fewer replicas: what is too much goes last', async () => {

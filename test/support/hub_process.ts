@@ -12,10 +12,13 @@ export class HubProcess {
   private child: ChildProcess | undefined
   readonly port: number
   private readonly env: Record<string, string>
+  private readonly folder: string
 
-  constructor(port: number, env: Record<string, string>) {
+  /** Of the checkout in `folder`, of this one unless told. */
+  constructor(port: number, env: Record<string, string>, folder = root) {
     this.port = port
     this.env = env
+    this.folder = folder
   }
 
   get origin(): string {
@@ -26,32 +29,46 @@ export class HubProcess {
     return this.child?.pid ?? 0
   }
 
+  get ended(): boolean {
+    const { child } = this
+    return !child || child.exitCode !== null || child.signalCode !== null
+  }
+
   /** Starts it and waits until it is ready. */
   async start(): Promise<void> {
+    this.launch()
+    await until(
+      'the hub to be ready',
+      async () => {
+        if (this.ended) throw new Error(`the hub ended: ${this.output}`)
+        return this.isReady()
+      },
+      60_000,
+    )
+  }
+
+  /** What a health check asks. */
+  async isReady(): Promise<boolean> {
+    const answer = await fetch(`${this.origin}/health/ready`).catch(() => undefined)
+    return answer?.status === 200
+  }
+
+  /** Starts it, and waits for nothing. */
+  launch(): void {
     const env = { PATH: process.env['PATH'] ?? '', HOME: process.env['HOME'] ?? '', ...this.env }
     const child = spawn(process.execPath, ['src/start.ts'], {
-      cwd: root,
+      cwd: this.folder,
       env: { LOG_LEVEL: 'warn', ...env, PORT: String(this.port) },
       stdio: ['ignore', 'pipe', 'pipe'],
     })
     this.child = child
     child.stdout.on('data', (chunk: Buffer) => (this.output += String(chunk)))
     child.stderr.on('data', (chunk: Buffer) => (this.output += String(chunk)))
-    await until(
-      'the hub to be ready',
-      async () => {
-        if (child.exitCode !== null) throw new Error(`the hub ended: ${this.output}`)
-        const answer = await fetch(`${this.origin}/health/ready`).catch(() => undefined)
-        return answer?.status === 200
-      },
-      60_000,
-    )
   }
 
   async kill(signal: NodeJS.Signals): Promise<number | null> {
     const { child } = this
-    if (!child || child.exitCode !== null || child.signalCode !== null)
-      return child?.exitCode ?? null
+    if (!child || this.ended) return child?.exitCode ?? null
     const ended = once(child, 'exit')
     child.kill(signal)
     await ended

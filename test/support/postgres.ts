@@ -72,8 +72,8 @@ async function makeDatabase(
   return { name, url: urlOf(url, name), drop }
 }
 
-/** Starts the server of a run, or takes TEST_DATABASE_URL's, and makes the template. */
-export async function startServer(): Promise<TestServer> {
+/** Starts the server of a run, or takes TEST_DATABASE_URL's, and makes the template of these migrations. */
+export async function startServer(directory = migrationsDirectory): Promise<TestServer> {
   const { url, stop: stopServer } = await anyServer()
   const prefix = `muster_test_${process.pid}_${Date.now().toString(36)}`
   const stop = async () => {
@@ -84,7 +84,7 @@ export async function startServer(): Promise<TestServer> {
     const template = `${prefix}_template`
     await onServer(url, `create database ${template} template template0`)
     const connectionString = urlOf(url, template)
-    await migrate({ connectionString, hubVersion, directory: migrationsDirectory })
+    await migrate({ connectionString, hubVersion, directory })
     return { url, prefix, stop }
   } catch (error) {
     await stop()

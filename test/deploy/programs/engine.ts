@@ -6,6 +6,8 @@ import { basename } from 'node:path'
 export interface Container {
   image: string
   health: 'healthy' | 'unhealthy'
+  /** The label `muster.settings`. */
+  settings?: string
 }
 export interface State {
   containers: Record<string, Container>
@@ -73,6 +75,7 @@ function compose([command = '', ...rest]: string[]): number {
     state.containers[`muster-hub-${n}`] ??= {
       image: `muster:${tag}`,
       health: sick ? 'unhealthy' : 'healthy',
+      settings: process.env['MUSTER_SETTINGS'] ?? '',
     }
   }
   return 0
@@ -105,7 +108,9 @@ function list(words: string[]): number {
 function inspect(words: string[]): number {
   const found = state.containers[words.at(-1) ?? '']
   if (!found) return 1
-  return print(words.join(' ').includes('Config.Image') ? found.image : found.health)
+  const asked = words.join(' ')
+  if (asked.includes('muster.settings')) return print(found.settings)
+  return print(asked.includes('Config.Image') ? found.image : found.health)
 }
 
 function add(name: string): void {
