@@ -333,6 +333,8 @@ replace_hub() {
   if docker inspect "$project-hub-$number" >/dev/null 2>&1; then remove_hub "$number"; fi
   if start_hub "$number" && check_version "$number"; then
     say "    hub $number runs $MUSTER_TAG"
+    # Caddy looks at hubs every 2 s, for 2 s at most: it has to see this one before the next one takes leave.
+    sleep 5
     return 0
   fi
   # The old one back in its place, so that what serves is whole.

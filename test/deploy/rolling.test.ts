@@ -231,7 +231,10 @@ async function whileAsked<T>(work: () => Promise<T>): Promise<T> {
       await edge()
         .ask(method ?? '', `/api/v1${path}`, options)
         .then(
-          ({ status }) => count(`${method} ${status}`),
+          (answer) => {
+            const why = answer.status < 300 ? '' : ` ${JSON.stringify(answer.body ?? null)}`
+            count(`${method} ${answer.status}${why}`)
+          },
           (error: unknown) => count(`${method} ${String(error)}`),
         )
     }
