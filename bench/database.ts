@@ -1,6 +1,6 @@
 // A PostgreSQL for one program under test: the same launcher and the same durable settings for the hub
 // and for its baseline, in a temp folder. The bench starts it itself, so that its CPU can be told apart.
-import { Client } from 'pg'
+import { Client, Pool } from 'pg'
 import { startEmbedded } from '../src/embedded.ts'
 
 export interface BenchDatabase {
@@ -42,13 +42,17 @@ export async function countStatements(database: BenchDatabase): Promise<number> 
 const mark = '/* bench */'
 
 async function open(embedded: Awaited<ReturnType<typeof startEmbedded>>): Promise<BenchDatabase> {
-  const client = await connect(embedded.url)
+  // A pool, for it outlives a server that is restarted.
+  const pool = new Pool({ connectionString: embedded.url, max: 1 })
+  pool.on('error', () => undefined)
   return {
     url: embedded.url,
-    pid: embedded.pid,
-    read: async (text) => (await client.query<Record<string, unknown>>(`${mark} ${text}`)).rows,
+    get pid() {
+      return embedded.pid
+    },
+    read: async (text) => (await pool.query<Record<string, unknown>>(`${mark} ${text}`)).rows,
     stop: async () => {
-      await client.end()
+      await pool.end()
       await embedded.stop()
     },
   }

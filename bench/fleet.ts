@@ -124,7 +124,9 @@ class Member {
         if (answer.counts) resolve(answer.counts)
         else reject(new Error(answer.error ?? 'the fleet process gave no counts'))
       })
-      this.#child.send({ ...request, id })
+      this.#child.send({ ...request, id }, (error) => {
+        if (error) this.#waiting.get(id)?.({ id, error: 'the fleet process is gone' })
+      })
     })
   }
 

@@ -11,6 +11,11 @@ export interface FleetCounts {
   framesIn: number
   heartbeats: number
   welcomes: number
+  /** Agents that a draining hub asked to move, and those that did. */
+  asked: number
+  moves: number
+  /** The longest from the moment an agent was to move to the welcome of its new socket. */
+  lateMsMax: number
   /** Commands run: each id once. */
   commands: number
   /** Command frames whose id had run already. */
@@ -31,6 +36,9 @@ export function emptyCounts(): FleetCounts {
     framesIn: 0,
     heartbeats: 0,
     welcomes: 0,
+    asked: 0,
+    moves: 0,
+    lateMsMax: 0,
     commands: 0,
     duplicates: 0,
     acks: 0,
@@ -46,6 +54,7 @@ export function addCounts(parts: readonly FleetCounts[]): FleetCounts {
     for (const [reason, count] of Object.entries(part.refused)) tally(sum.refused, reason, count)
     for (const [code, count] of Object.entries(part.closed)) tally(sum.closed, code, count)
     for (const name of numbers) sum[name] += part[name]
+    sum.lateMsMax = Math.max(sum.lateMsMax, part.lateMsMax)
   }
   return sum
 }
@@ -64,6 +73,8 @@ const numbers = [
   'framesIn',
   'heartbeats',
   'welcomes',
+  'asked',
+  'moves',
   'commands',
   'duplicates',
   'acks',

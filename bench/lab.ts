@@ -25,9 +25,13 @@ export interface Target {
   /** Reads its /metrics; absent for a foreign hub. */
   metricsToken: string | undefined
   stop(): Promise<void>
+  kill(): Promise<void>
 }
 
 export interface StartOptions {
+  port?: number
+  /** A checkout of another version. */
+  folder?: string
   nodeFlags?: string[]
   /** Let the database count its statements. */
   statements?: boolean
@@ -134,7 +138,7 @@ export class Lab {
     if (side === 'hub' && foreign) {
       const stop = () => Promise.resolve()
       const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
-      return { side, ...foreign, ...unknown, stop }
+      return { side, ...foreign, ...unknown, stop, kill: stop }
     }
     const file = programFiles[side]
     if (file === undefined) throw new Error(`${side} is no program of its own`)
@@ -156,6 +160,8 @@ export class Lab {
         ...options.env,
       },
       logFile: join(this.folder, `${side}${options.copy ?? ''}.log`),
+      ...(options.port ? { port: options.port } : {}),
+      ...(options.folder ? { folder: options.folder } : {}),
     })
     this.defer(() => program.stop())
     return { side, ...program, credentials, database, metricsToken }

@@ -11,6 +11,8 @@ export interface Program {
   pid: number
   origin: string
   stop(): Promise<void>
+  /** Without a chance to say anything. */
+  kill(): Promise<void>
 }
 
 export interface ProgramOptions {
@@ -19,18 +21,23 @@ export interface ProgramOptions {
   env: Record<string, string>
   logFile: string
   readyMsMax?: number
+  /** Instead of a free one. */
+  port?: number
+  /** Instead of this checkout. */
+  folder?: string
 }
 
 const checkout = fileURLToPath(new URL('..', import.meta.url))
-const stopMsMax = 15_000
+/** A hub that drains takes its time. */
+const stopMsMax = 90_000
 
 /** Starts a program on a free port, given as PORT, and waits until it answers /health/ready with 200. */
 export async function startProgram(options: ProgramOptions): Promise<Program> {
-  const port = await freePort()
+  const port = options.port ?? (await freePort())
   const log = openSync(options.logFile, 'a')
   const [command, ...args] = options.command
   const child = spawn(command, args, {
-    cwd: checkout,
+    cwd: options.folder ?? checkout,
     env: { ...cleanEnvironment(), ...options.env, HOST: '127.0.0.1', PORT: String(port) },
     stdio: ['ignore', log, log],
   })
@@ -54,7 +61,11 @@ export async function startProgram(options: ProgramOptions): Promise<Program> {
     throw new Error(`${options.command.join(' ')} did not get ready:\n${tail(options.logFile)}`)
   }
   // Ready means it was spawned.
-  return { pid: child.pid!, origin, stop }
+  const kill = async () => {
+    if (running()) child.kill('SIGKILL')
+    await ended
+  }
+  return { pid: child.pid!, origin, stop, kill }
 }
 
 /** Nothing of the caller's configuration may leak into a program under test. */
@@ -87,7 +98,7 @@ function tail(file: string): string {
 }
 
 /** A free port below the ephemeral range, which the fleet's own sockets use up. */
-async function freePort(): Promise<number> {
+export async function freePort(): Promise<number> {
   for (;;) {
     const port = 20_000 + Math.floor(Math.random() * 10_000)
     if (await isFree(port)) return port

@@ -41,13 +41,20 @@ export function newGround(place: Place, sourceAddress?: string): Ground {
 const readBuffer = Buffer.allocUnsafe(64 * 1024)
 const nothing = Buffer.alloc(0)
 
+/** One socket of an agent. */
+interface Line {
+  socket: Socket
+  rest: Buffer
+  upgraded: boolean
+  closeCode: number
+}
+
 export class SimAgent {
   readonly device: Device
   readonly #ground: Ground
-  #socket: Socket | undefined
-  #rest: Buffer = nothing
-  #upgraded = false
-  #closeCode = 1006
+  #line: Line | undefined
+  /** Of a move: it takes over once the hub welcomed it. */
+  #next: { line: Line; dueMs: number } | undefined
   #connecting: Promise<boolean> | undefined
 
   constructor(device: Device, ground: Ground) {
@@ -56,65 +63,67 @@ export class SimAgent {
   }
 
   get open(): boolean {
-    return this.#upgraded
+    return this.#line?.upgraded === true
   }
 
   get unsentBytes(): number {
-    return this.#socket?.writableLength ?? 0
+    return this.#line?.socket.writableLength ?? 0
   }
 
   /** Opens the socket; true once the server upgraded it, false when it refused. Asked twice it opens one. */
   connect(): Promise<boolean> {
-    this.#connecting ??= this.#open().finally(() => (this.#connecting = undefined))
+    this.#connecting ??= new Promise<boolean>((resolve) => {
+      this.#line = this.#dial(resolve)
+    }).finally(() => (this.#connecting = undefined))
     return this.#connecting
   }
 
-  #open(): Promise<boolean> {
+  #dial(settle: (upgraded: boolean) => void): Line {
     const { place, sourceAddress } = this.#ground
-    return new Promise((resolve) => {
-      let failure = 'closed'
-      const socket = openSocket(place, {
-        ...(sourceAddress
-          ? { localAddress: sourceAddress, localPort: nextPort(this.#ground) }
-          : {}),
-        onread: {
-          buffer: readBuffer,
-          callback: (count, bytes) => {
-            // The buffer was given as one, so that is what comes back.
-            this.#read((bytes as Buffer).subarray(0, count), resolve)
-            return true
-          },
+    let failure = 'closed'
+    const socket = openSocket(place, {
+      ...(sourceAddress ? { localAddress: sourceAddress, localPort: nextPort(this.#ground) } : {}),
+      onread: {
+        buffer: readBuffer,
+        callback: (count, bytes) => {
+          // The buffer was given as one, so that is what comes back.
+          this.#read(line, (bytes as Buffer).subarray(0, count), settle)
+          return true
         },
-      })
-      socket.on('error', (error: NodeJS.ErrnoException) => (failure = error.code ?? error.message))
-      socket.once('close', () => {
-        this.#closed(failure)
-        resolve(false)
-      })
-      socket.write(this.#upgradeRequest())
-      this.#socket = socket
-      this.#closeCode = 1006
-      this.#rest = nothing
+      },
     })
+    const line: Line = { socket, rest: nothing, upgraded: false, closeCode: 1006 }
+    socket.on('error', (error: NodeJS.ErrnoException) => (failure = error.code ?? error.message))
+    socket.once('close', () => {
+      this.#closed(line, failure)
+      settle(false)
+    })
+    socket.write(this.#upgradeRequest())
+    return line
   }
 
   /** Writes bytes that hold `frames` whole frames. */
   send(bytes: Buffer, frames: number): void {
-    this.#socket?.write(bytes)
+    this.#line?.socket.write(bytes)
     this.#ground.counts.framesOut += frames
   }
 
+  disconnect(): void {
+    if (this.#next) this.#drop(this.#next.line)
+    this.#next = undefined
+    const line = this.#line
+    if (!line) return
+    if (line.upgraded) this.#ground.counts.open--
+    this.#line = undefined
+    this.#connecting = undefined
+    this.#drop(line)
+  }
+
   /**
-   * Ends the socket, with a reset where there is no TLS around it: 15,000 sockets in TIME_WAIT would starve
+   * Ends a socket, with a reset where there is no TLS around it: 15,000 sockets in TIME_WAIT would starve
    * the next round of ports.
    */
-  disconnect(): void {
-    const socket = this.#socket
-    if (!socket) return
-    if (this.#upgraded) this.#ground.counts.open--
-    this.#upgraded = false
-    this.#socket = undefined
-    this.#connecting = undefined
+  #drop({ socket }: Line): void {
     socket.removeAllListeners('close')
     if (this.#ground.place.secure) socket.destroy()
     else socket.resetAndDestroy()
@@ -130,60 +139,79 @@ export class SimAgent {
     )
   }
 
-  #read(chunk: Buffer, settle: (upgraded: boolean) => void): void {
-    let bytes = this.#rest.length === 0 ? chunk : Buffer.concat([this.#rest, chunk])
-    if (!this.#upgraded) {
+  #read(line: Line, chunk: Buffer, settle: (upgraded: boolean) => void): void {
+    let bytes = line.rest.length === 0 ? chunk : Buffer.concat([line.rest, chunk])
+    if (!line.upgraded) {
       const end = bytes.indexOf('\r\n\r\n')
-      if (end >= 0 && this.#readAnswer(bytes.toString('latin1', 0, end))) {
+      if (end >= 0 && this.#readAnswer(line, bytes.toString('latin1', 0, end))) {
         settle(true)
         bytes = bytes.subarray(end + 4)
       }
     }
-    if (this.#upgraded) bytes = readFrames(bytes, (opcode, payload) => this.#take(opcode, payload))
-    this.#rest = bytes.length === 0 ? nothing : Buffer.from(bytes)
+    if (line.upgraded) {
+      bytes = readFrames(bytes, (opcode, payload) => this.#take(line, opcode, payload))
+    }
+    line.rest = bytes.length === 0 ? nothing : Buffer.from(bytes)
   }
 
-  #readAnswer(head: string): boolean {
+  #readAnswer(line: Line, head: string): boolean {
     const status = head.slice(9, 12)
-    this.#upgraded = status === '101'
-    if (this.#upgraded) this.#ground.counts.open++
-    else this.#socket?.destroy(Object.assign(new Error('refused'), { code: `HTTP ${status}` }))
-    return this.#upgraded
+    line.upgraded = status === '101'
+    if (!line.upgraded) {
+      line.socket.destroy(Object.assign(new Error('refused'), { code: `HTTP ${status}` }))
+    } else if (line === this.#line) this.#ground.counts.open++
+    return line.upgraded
   }
 
-  #take(opcode: number, payload: Buffer): void {
+  #take(line: Line, opcode: number, payload: Buffer): void {
     const { counts } = this.#ground
     counts.framesIn++
-    if (opcode === opcodes.text) this.#takeMessage(JSON.parse(payload.toString()) as HubFrame)
-    else if (opcode === opcodes.ping) this.send(clientFrame(opcodes.pong, payload), 1)
-    else if (opcode === opcodes.close && payload.length >= 2) {
-      this.#closeCode = payload.readUInt16BE(0)
-      this.#socket?.destroy()
+    if (opcode === opcodes.text) {
+      this.#takeMessage(line, JSON.parse(payload.toString()) as HubFrame)
+    } else if (opcode === opcodes.ping) {
+      line.socket.write(clientFrame(opcodes.pong, payload))
+      counts.framesOut++
+    } else if (opcode === opcodes.close && payload.length >= 2) {
+      line.closeCode = payload.readUInt16BE(0)
+      line.socket.destroy()
     }
   }
 
-  #takeMessage(message: HubFrame): void {
+  #takeMessage(line: Line, message: HubFrame): void {
     const { counts, unacked } = this.#ground
-    if (message.type === 'welcome') counts.welcomes++
-    else if (message.type === 'command') this.#run(message.id)
-    else if (message.type === 'reconnect') this.#move(message.afterMs)
+    if (message.type === 'welcome') {
+      counts.welcomes++
+      if (line === this.#next?.line) this.#moved(this.#next)
+    } else if (message.type === 'command') this.#run(message.id)
+    else if (message.type === 'reconnect') this.#moveAfter(message.afterMs)
     else if (message.type === 'ack') {
       counts.acks++
       unacked.delete(message.id)
     }
   }
 
-  /**
-   * A hub that drains sends its agents elsewhere. A real one opens its new socket first; here the old one goes
-   * first, which leaves it away for the time of one upgrade.
-   */
-  #move(afterMs: number): void {
-    const socket = this.#socket
+  /** A hub that drains sends its agents elsewhere: the new socket is opened first, as real agents do. */
+  #moveAfter(afterMs: number): void {
+    const { counts } = this.#ground
+    const line = this.#line
+    const dueMs = performance.now() + afterMs
+    counts.asked++
     setTimeout(() => {
-      if (this.#socket !== socket || !this.#upgraded) return
-      this.disconnect()
-      void this.connect()
+      // Lost meanwhile: it is on its way to another one already.
+      if (this.#line !== line || !line?.upgraded || this.#next) return
+      this.#next = { line: this.#dial(() => undefined), dueMs }
     }, afterMs)
+  }
+
+  #moved({ line, dueMs }: { line: Line; dueMs: number }): void {
+    const { counts } = this.#ground
+    const old = this.#line
+    this.#next = undefined
+    this.#line = line
+    counts.moves++
+    counts.lateMsMax = Math.max(counts.lateMsMax, performance.now() - dueMs)
+    if (old?.upgraded) this.#drop(old)
+    else counts.open++
   }
 
   /** Answers a command as an agent would whose work takes no time; a repeated id only repeats the answer. */
@@ -199,16 +227,18 @@ export class SimAgent {
     this.send(frames, 3)
   }
 
-  #closed(failure: string): void {
+  #closed(line: Line, failure: string): void {
     const { counts } = this.#ground
-    if (this.#upgraded) {
-      counts.open--
+    const isCurrent = line === this.#line
+    if (line.upgraded) {
+      if (isCurrent) counts.open--
       // Without a close frame the socket's own error is all there is to tell.
-      const code = this.#closeCode
+      const code = line.closeCode
       tally(counts.closed, code === 1006 && failure !== 'closed' ? `1006 ${failure}` : String(code))
     } else tally(counts.refused, failure)
-    this.#upgraded = false
-    this.#socket = undefined
+    line.upgraded = false
+    if (isCurrent) this.#line = undefined
+    if (line === this.#next?.line) this.#next = undefined
   }
 }
 

@@ -56,4 +56,5 @@ export function trustAuthority(file: string): void {
   const pem = readFileSync(file, 'utf8')
   setDefaultCACertificates([...getCACertificates('default'), pem])
   process.env['NODE_EXTRA_CA_CERTS'] = file
+  context = undefined
 }

@@ -196,7 +196,9 @@ export class Handoffs {
   private async sweep(): Promise<void> {
     const { signal } = this.stop
     for (;;) {
-      await sleep(limits.sweepMs, undefined, { signal }).catch(() => {})
+      const isDown = this.options.bus.state() === 'down'
+      const pauseMs = isDown ? limits.handoffSweepDownMs : limits.sweepMs
+      await sleep(pauseMs, undefined, { signal }).catch(() => {})
       if (signal.aborted) return
       await this.take('sweep')
       await this.lookForEnds()

@@ -472,8 +472,8 @@ export const limits = {
   /** Readiness turns 503 for so long before a hub in production takes no more connections: two health checks. */
   drainSecondsDefault: 5,
   drainSecondsMax: 300,
-  /** Agents of a draining hub that move in a second: other hubs let in more, and each move is a claim. */
-  drainAgentsPerSecond: 1000,
+  /** Agents of a draining hub that move in a second: each is a TLS handshake in front, and a claim. */
+  drainAgentsPerSecond: 400,
   /** Slots are spread over at most this, and agents get this long after the last slot. */
   drainSpreadMsMax: 30_000,
   drainLateMs: 5_000,
@@ -485,6 +485,8 @@ export const limits = {
   sweepBatchMax: 1_000,
   /** Handed over by other hubs and taken at once: 48 MiB of the largest payloads. */
   handoffBatchMax: 64,
+  /** How often a hub looks while Redis, which should tell it, is away: two small statements each time. */
+  handoffSweepDownMs: 500,
   /** What waiting requests look for by themselves in one statement, beside what hubs tell each other. */
   waitersReadMax: 1_000,
   /** A shard that does not answer for this long is replaced. */

@@ -144,11 +144,17 @@ test('a thousand callers at once are all answered', async () => {
   assert.equal(answers({ report, row, stderr: '', page: '' }, 'devices page before'), 50)
 })
 
-test('a rolling restart loses and doubles nothing', async () => {
-  const { row, stderr } = await measure(['restart'], [...loaded, '--seconds', '2'])
+test('a rolling upgrade loses and doubles nothing', async () => {
+  const { row, stderr } = await measure(['upgrade'], [...loaded, '--seconds', '2'])
   for (const id of ['B1', 'B2', 'B3']) assert.deepEqual([id, row(id)?.value], [id, 0])
-  for (const hub of ['-one', '-two']) assert.ok(stderr.includes(`restart: hub${hub} leaves`))
-  assert.ok((row('B6')?.value ?? 0) > 0)
+  for (const hub of [1, 2, 3]) assert.ok(stderr.includes(`hub ${hub} of 3 leaves`))
+  assert.ok((row('B7')?.value ?? 0) > 0, 'nobody was asked to move')
+})
+
+test('several hubs hold what one holds', async () => {
+  const { row } = await measure(['nodes'], ['--agents', '30', '--seconds', '1'])
+  assert.equal(row('N8')?.value, 0)
+  assert.ok((row('N3')?.value ?? 0) > 0)
 })
 
 describe('against a hub given by its address', () => {

@@ -1,6 +1,7 @@
 // Every scenario, in the order in which `goals` runs them. A new row of the goals is a new file here.
 import type { Scenario } from '../suite.ts'
 import { accept } from './accept.ts'
+import { clusterScenarios } from './cluster.ts'
 import { concurrency } from './concurrency.ts'
 import { connect } from './connect.ts'
 import { downloads } from './downloads.ts'
@@ -9,9 +10,9 @@ import { heartbeats } from './heartbeats.ts'
 import { largeLists } from './lists.ts'
 import { hostile } from './hostile.ts'
 import { mixed } from './mixed.ts'
+import { nodes } from './nodes.ts'
 import { parallel } from './parallel.ts'
 import { rates } from './rates.ts'
-import { restart } from './restart.ts'
 import { roundTrip } from './round_trip.ts'
 import { rss } from './rss.ts'
 import { script } from './script.ts'
@@ -44,5 +45,6 @@ export const scenarios: readonly Scenario[] = [
   mixed,
   hostile,
   soak,
-  restart,
+  ...clusterScenarios,
+  nodes,
 ]

@@ -56,7 +56,7 @@ export const rss: Scenario = {
 }
 
 /** Asks the program to collect in every thread, twice: what the first pass frees may hold more. */
-async function collectedRss(pid: number): Promise<number> {
+export async function collectedRss(pid: number): Promise<number> {
   for (let pass = 0; pass < 2; pass++) {
     process.kill(pid, 'SIGUSR2')
     await sleep(2000)
