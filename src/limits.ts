@@ -491,7 +491,7 @@ export const limits = {
   waitersReadMax: 1_000,
   /** A shard that does not answer for this long is replaced. */
   shardAnswerMsMax: 10_000,
-  /** Connections per pool: PostgreSQL's default of 100 serves three hubs. */
+  /** Connections per pool, 42 with two shards: PostgreSQL's default of 100 serves two hubs. */
   poolOperators: 8,
   poolCommands: 4,
   poolShard: 3,
