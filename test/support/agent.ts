@@ -30,11 +30,15 @@ export class FakeAgent {
     socket.on('error', () => {})
   }
 
-  /** Opens a socket and waits for the welcome. */
-  static async connect(device: Device, origin: string): Promise<FakeAgent> {
+  /** Opens a socket and waits for the welcome; where the socket breaks before it, once more, as agents do. */
+  static async connect(device: Device, origin: string, tries = 2): Promise<FakeAgent> {
     const agent = await FakeAgent.open(device, origin)
-    await agent.frame('welcome')
-    return agent
+    const welcomed = () => agent.frames.some(({ type }) => type === 'welcome')
+    await until('the welcome', () => welcomed() || agent.closed)
+    if (welcomed()) return agent
+    if (agent.closed?.code === 1006 && tries > 1)
+      return FakeAgent.connect(device, origin, tries - 1)
+    throw new Error(`closed before the welcome: ${JSON.stringify(agent.closed)}`)
   }
 
   /** Opens a socket; rejects with the status of a refused upgrade. */
