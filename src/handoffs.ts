@@ -46,7 +46,7 @@ interface Taken extends Record<string, unknown> {
 
 export class Handoffs {
   /** Hubs that wait for the end of a command, by its id; as long as a request may wait. */
-  private readonly origins = new LRUCache<string, string>({
+  private readonly origins = new LRUCache<string, Set<string>>({
     max: limits.waitersMax,
     ttl: limits.waitSecondsMax * 1000,
   })
@@ -150,7 +150,9 @@ export class Handoffs {
       if (row.origin !== null) this.options.bus.send(row.origin, 'ended', id)
       return
     }
-    if (row.origin !== null) this.origins.set(id, row.origin)
+    if (row.origin !== null) {
+      this.origins.set(id, (this.origins.get(id) ?? new Set()).add(row.origin))
+    }
     const { action, payload, timeoutSeconds, createdMs, expiresMs, executionId } = row
     shards.tell(deviceId, {
       type: 'handed',
@@ -184,10 +186,10 @@ export class Handoffs {
     if (this.origins.size === 0) return
     const byNode = new Map<string, string[]>()
     for (const id of ids) {
-      const origin = this.origins.get(id)
-      if (origin === undefined) continue
+      const origins = this.origins.get(id)
+      if (origins === undefined) continue
       this.origins.delete(id)
-      byNode.set(origin, [...(byNode.get(origin) ?? []), id])
+      for (const node of origins) byNode.set(node, [...(byNode.get(node) ?? []), id])
     }
     for (const [node, ended] of byNode) this.options.bus.send(node, 'ended', ended.join(' '))
   }

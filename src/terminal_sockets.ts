@@ -35,6 +35,8 @@ const path = '/api/v1/terminals/:id/ws'
 
 /** Serves operators' sockets on the app. */
 export function serveTerminals(app: TemplatedApp, ctx: Context): void {
+  /** Upgraded in this turn, of a session elsewhere. */
+  let opened: WebSocket<Operator> | undefined
   app.ws<Operator>(path, {
     maxPayloadLength: frameHeaderBytes + dataBytesMax,
     maxBackpressure: limits.terminalUnsentBytesMax,
@@ -57,10 +59,13 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
         res.onAborted(() => {
           aborted = true
         })
-        // Not corked: see docs/adr/0005.
         void redeemElsewhere(ctx, ticket).then(
           (remote) => {
-            if (!aborted) upgrade({ remote, actor: remote.actor })
+            if (aborted) return
+            // Nothing but the upgrade happens while corked: see docs/adr/0005.
+            res.cork(() => upgrade({ remote, actor: remote.actor }))
+            if (opened) join(opened, remote)
+            opened = undefined
           },
           (error: unknown) => {
             if (!aborted) refuse(ctx, res, source.requestId, error)
@@ -72,10 +77,13 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
     },
     open(ws) {
       const operator = ws.getUserData()
-      const { session, remote, source } = operator
+      const { session } = operator
+      if (session === undefined) {
+        opened = ws
+        return
+      }
       operator.line = lineOf(ws, operator)
-      if (session) ctx.terminals.operatorUp(session, operator.line)
-      else if (remote) ctx.relay.join(remote, source, operator.line)
+      ctx.terminals.operatorUp(session, operator.line)
     },
     message(ws, message, isBinary) {
       const { session, remote, line, source } = ws.getUserData()
@@ -89,11 +97,18 @@ export function serveTerminals(app: TemplatedApp, ctx: Context): void {
       const operator = ws.getUserData()
       const { session, remote, line } = operator
       operator.line = undefined
+      if (opened === ws) opened = undefined
       if (!line) return
       if (session) ctx.terminals.operatorDown(session, line)
       else if (remote) ctx.relay.socketClosed(remote.line)
     },
   })
+
+  function join(ws: WebSocket<Operator>, remote: RemoteTicket): void {
+    const operator = ws.getUserData()
+    operator.line = lineOf(ws, operator)
+    ctx.relay.join(remote, operator.source, operator.line)
+  }
 
   // The same address without an upgrade tells why an upgrade was refused; it takes no ticket.
   app.get(path, (res, req) => {

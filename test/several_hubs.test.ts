@@ -230,6 +230,41 @@ describe('with Redis', { skip: withoutRedis }, () => {
     await agent.close()
   })
 
+  test('two hubs wait for one command on a third: both are told of its end', async () => {
+    const far = await startHub({ REDIS_URL: redis.url, DATABASE_URL: here.database.url })
+    try {
+      await until('Redis to reach it', async () => {
+        const { body } = await far.get('{origin}/health/ready', { token: undefined })
+        return body.checks.redis === 'ok'
+      })
+      const device = await here.enroll()
+      const agent = await FakeAgent.connect(device, there.origin)
+      const ends = 'muster_bus_messages_total{kind="ended",outcome="sent"}'
+      const told = await counted(there, ends)
+      const ask = (hub: TestHub) =>
+        hub.post(
+          `/devices/${device.deviceId}/commands?wait=30`,
+          { action: 'ping' },
+          { headers: { 'idempotency-key': device.deviceId } },
+        )
+      const first = ask(here)
+      const { id } = await agent.frame('command')
+      const second = ask(far)
+      await until('both to wait', () =>
+        [here, far].every((hub) => hub.hub.ctx.commands.awaited().includes(id)),
+      )
+      await until('both to be known', async () => (await waits(here)) === 0)
+      agent.send({ type: 'result', id, status: 'completed' })
+      for (const answer of await Promise.all([first, second])) {
+        assert.deepEqual([answer.body.id, answer.body.status], [id, 'completed'])
+      }
+      assert.equal((await counted(there, ends)) - told, 2)
+      await agent.close()
+    } finally {
+      await far.close()
+    }
+  })
+
   test('forged, repeated and foreign messages change nothing', async () => {
     const { nodeId } = there.hub.ctx
     const dropped = (why: string) =>

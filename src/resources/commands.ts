@@ -232,12 +232,20 @@ async function createCommand(
   const { wait } = call.query
   const headers = { Location: `/api/v1/commands/${accepted.id}` }
   if (command.awaited && !accepted.ended) {
-    const row = await ctx.commands.ended(accepted.id, wait ?? 0, call.onAbort)
+    const ending = ctx.commands.ended(accepted.id, wait ?? 0, call.onAbort)
+    // What was handed over with the first request tells of that one's hub alone.
+    if (!accepted.fresh) await askForEnd(ctx, command.deviceId, accepted.id)
+    const row = await ending
     if (row !== undefined) return { status: 202, json: row, headers }
   } else if (accepted.fresh) {
     return { status: 202, json: acceptedJson(command, accepted), headers }
   }
   return { status: 202, json: await findCommand(ctx.commandDb, call.actor, accepted.id), headers }
+}
+
+/** Has the hub that holds the device tell this one, too, when the command ends. */
+async function askForEnd(ctx: Context, deviceId: string, id: string): Promise<void> {
+  ctx.handoffs.wake(await handOver(ctx.commandDb, ctx.nodeId, [{ deviceId, commandId: id }]))
 }
 
 function checkedCommand(call: Call<{ id: string }, { wait?: number }, CreateBody>): NewCommand {
