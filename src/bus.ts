@@ -8,7 +8,7 @@ import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { connectionTo, keepRedis, type Connection } from './redis.ts'
-import { keyFrom, sealBytes, unsealBytes } from './seal.ts'
+import { keysFrom, sealBytes, unsealBytes } from './seal.ts'
 
 /**
  * `handed`: rows wait for the hub it is sent to. `ended`: ids of commands that its requests wait for. `cancel`: what
@@ -45,7 +45,7 @@ export interface BusOptions {
 }
 
 export function busKeys(secret: string, previous: string | undefined): Buffer[] {
-  return [secret, ...(previous === undefined ? [] : [previous])].map((one) => keyFrom(one, 'bus'))
+  return keysFrom(secret, previous, 'bus')
 }
 
 /** Joins the bus; resolves never, fails never: while Redis is away it keeps trying. */

@@ -3,12 +3,11 @@
 import { randomBytes } from 'node:crypto'
 import type { Database, Queryable } from './db.ts'
 import { newId } from './ids.ts'
-import { keyFrom, seal, unseal } from './seal.ts'
+import { keysFrom, seal, unseal } from './seal.ts'
 
 /** The keys that wrap data keys: the present one first, then the one before a rotation. */
 export function wrappingKeys(jwtSecret: string, previous: string | undefined): Buffer[] {
-  const secrets = previous === undefined ? [jwtSecret] : [jwtSecret, previous]
-  return secrets.map((secret) => keyFrom(secret, 'data key'))
+  return keysFrom(jwtSecret, previous, 'data key')
 }
 
 interface KeyRow extends Record<string, unknown> {

@@ -73,8 +73,8 @@ export class Handoffs {
   }
 
   /** These hubs have rows to take; call it after the commit. */
-  wake(nodes: Iterable<string | null>): void {
-    for (const node of new Set(nodes)) if (node !== null) this.options.bus.send(node, 'handed', '')
+  wake(nodes: Iterable<string>): void {
+    for (const node of nodes) this.options.bus.send(node, 'handed', '')
   }
 
   /**
@@ -128,17 +128,15 @@ export class Handoffs {
       }
       metrics.handoffs.inc({ found }, rows.length)
       for (const row of rows) this.tell(row)
+      // The commands of a decommissioned device ended with it.
+      if (rows.some(({ gone }) => gone)) void this.lookForEnds()
     } while (this.again || rows.length === limits.handoffBatchMax)
   }
 
   private tell(row: Taken): void {
     const { shards, nodeId, onSite } = this.options
     const { deviceId, commandId: id, ended } = row
-    if (row.gone) {
-      // Its commands ended with it.
-      void this.lookForEnds()
-      return shards.tell(deviceId, { type: 'decommissioned', deviceId })
-    }
+    if (row.gone) return shards.tell(deviceId, { type: 'decommissioned', deviceId })
     if (row.nodeId !== nodeId) {
       // Who claimed it has read its queue after the change; here it is over.
       return shards.tell(deviceId, { type: 'superseded', deviceId, epoch: Number(row.epoch) })

@@ -1,5 +1,4 @@
-// Shares what callers took between hubs, through Redis. No request waits for
-// it. Redis holds nothing that can't be lost: where it is down or was emptied, each hub goes on with what
+// Shares what callers took between hubs, through Redis. No request waits for it. Redis holds nothing that can't be lost: where it is down or was emptied, each hub goes on with what
 // it knows, and tells it again.
 import { hash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'

@@ -32,6 +32,12 @@ export function unsealBytes(key: Buffer, bytes: Buffer, context = ''): Buffer {
   return Buffer.concat([plain, decipher.final()])
 }
 
+/** The key that seals first, then the one that may still open: those of JWT_SECRET and JWT_SECRET_PREVIOUS. */
+export function keysFrom(secret: string, previous: string | undefined, purpose: string): Buffer[] {
+  const secrets = previous === undefined ? [secret] : [secret, previous]
+  return secrets.map((one) => keyFrom(one, purpose))
+}
+
 /** A 256-bit key that only who knows `secret` (of full entropy, no password) can derive. */
 export function keyFrom(secret: string, purpose: string): Buffer {
   return Buffer.from(hkdfSync('sha256', secret, '', `muster ${purpose}`, 32))

@@ -3,7 +3,7 @@
 import { createHmac, randomBytes } from 'node:crypto'
 import { plainArray, textArray, type Queryable } from './db.ts'
 import { limits } from './limits.ts'
-import { keyFrom, seal, unseal } from './seal.ts'
+import { keysFrom, seal, unseal } from './seal.ts'
 
 const prefix = 'whsec_'
 const purpose = 'webhook secrets'
@@ -12,8 +12,7 @@ const purpose = 'webhook secrets'
 export type SealKeys = readonly Buffer[]
 
 export function sealKeys(secret: string, previous: string | undefined): SealKeys {
-  const secrets = previous === undefined ? [secret] : [secret, previous]
-  return secrets.map((one) => keyFrom(one, purpose))
+  return keysFrom(secret, previous, purpose)
 }
 
 /** A new secret as its owner gets it: `whsec_` and base64 of 256 bits. */

@@ -12,6 +12,16 @@ export function queueFullSql(lowestId: string, highestId: string, most: string):
       ) >= ${most}`
 }
 
+/** A device's other hub, as the statements that add commands tell it. */
+export interface Placed {
+  elsewhere: string | null
+}
+
+/** The hubs to wake after the commit. */
+export function nodesOf(rows: readonly Placed[]): string[] {
+  return [...new Set(rows.flatMap(({ elsewhere }) => elsewhere ?? []))]
+}
+
 interface Adding {
   action: string
   /** SQL of the payload, from a row of `t`. */

@@ -7,6 +7,7 @@ import { handOver } from '../src/handoff_sql.ts'
 import { idFloor, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { changesOf, sendExecution, type AddedCommands, type DeviceCommand } from '../src/queue.ts'
+import { nodesOf, type Placed } from './adding.ts'
 import { acceptBatchSql, completeSql } from './execution_statements.ts'
 
 interface FanOutOptions {
@@ -117,7 +118,7 @@ async function acceptBatch(
 ): Promise<AddedCommands | undefined> {
   const createdMs = Date.now()
   const ids = deviceIds.map(() => newId(createdMs))
-  type Row = AcceptedRow & { skip: string | null; elsewhere: string | null }
+  type Row = AcceptedRow & Placed & { skip: string | null }
   const rows = await db.query<Row>(acceptBatchSql, [
     executionId,
     cursor,
@@ -139,7 +140,7 @@ async function acceptBatch(
   const here = taken.filter(({ elsewhere }) => elsewhere === null)
   return {
     commands: here.map((row) => deviceCommand(row, createdMs)),
-    nodes: [...new Set(taken.flatMap(({ elsewhere }) => elsewhere ?? []))],
+    nodes: nodesOf(taken),
   }
 }
 

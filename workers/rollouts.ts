@@ -21,6 +21,7 @@ import {
   upgradeEndsSql,
   withdrawSql,
 } from './rollout_statements.ts'
+import { nodesOf, type Placed } from './adding.ts'
 import { takeTurn } from './turns.ts'
 import { judge, openOf, pendingOf, type Group } from './verdicts.ts'
 
@@ -186,14 +187,6 @@ interface AddedRow extends Record<string, unknown> {
   timeoutSeconds: number
   createdMs: number
   expiresMs: number
-}
-
-interface Placed {
-  elsewhere: string | null
-}
-
-function nodesOf(rows: readonly Placed[]): string[] {
-  return [...new Set(rows.flatMap(({ elsewhere }) => elsewhere ?? []))]
 }
 
 async function addBatch(
