@@ -588,11 +588,14 @@ describe('what is written down', () => {
     const recorded = (text: string) => text.includes('insert into terminal_recordings')
     await until('the recording', () => watched.statements.some(recorded))
     watched.stop()
+    // The hub's own clocks go on meanwhile; what a frame costs would be there a hundred times.
+    const others = watched.statements.filter((text) => !recorded(text))
+    assert.ok(others.length < 50, others.join('\n'))
     assert.deepEqual(
-      watched.statements.filter((text) => !recorded(text)),
+      others.filter((text) => text.includes('terminal')),
       [],
     )
-    assert.ok(watched.statements.length < 20, 'a statement for many frames')
+    assert.ok(watched.statements.filter(recorded).length < 20, 'a statement for many frames')
     assert.ok(watched.toShards.every((text) => text.includes('"heartbeat"')))
   })
 })
