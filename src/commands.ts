@@ -5,7 +5,7 @@ import { sha256 } from './auth.ts'
 import { Batcher } from './batch.ts'
 import { plainArray, textArray, type Database } from './db.ts'
 import { AppError } from './errors.ts'
-import { elsewhereSql } from './handoff_sql.ts'
+import { elsewhereSql, hereSql } from './handoff_sql.ts'
 import { idFloor, newId } from './ids.ts'
 import { limits } from './limits.ts'
 import { isConcurrent } from './protocol.ts'
@@ -58,6 +58,8 @@ interface AcceptRow extends Record<string, unknown> {
   accepted: boolean
   status: string
   suspended: boolean
+  /** The device is connected to this hub. */
+  here: boolean
   /** The other hub that it was handed to. */
   elsewhere: string | null
 }
@@ -85,6 +87,7 @@ export class Commands {
       bytesOf: ({ command }) => command.payload.length,
       queueMax: limits.commandQueueMax,
       inFlight: limits.commandBatchesInFlight,
+      gather: { fromRows: limits.commandGatherRows, ms: limits.commandGatherMs },
       write: (items) => this.commit(items),
     })
     options.shards.onEnded((ids, rows) => {
@@ -167,8 +170,9 @@ export class Commands {
         const row = byNumber.get(n)
         if (row?.accepted) {
           count++
-          if (row.elsewhere === null) this.tell(item)
-          else handed.add(row.elsewhere)
+          // Whoever claims a device that nobody holds reads its queue then.
+          if (row.here) this.tell(item)
+          else if (row.elsewhere !== null) handed.add(row.elsewhere)
           item.resolve(acceptedOf(item, row))
         } else if (item.bodyHash !== null) {
           repeats.push(item)
@@ -333,7 +337,8 @@ with i as (
       audit_id, event_id, awaited, n)
 ), d as (
   select p.device_id, d.org_id, d.site_id, p.status = 'decommissioned' as gone, p.status,
-    o.status = 'suspended' as suspended, ${elsewhereSql('$24::uuid')} as elsewhere
+    o.status = 'suspended' as suspended, ${hereSql('$24::uuid')} as here,
+    ${elsewhereSql('$24::uuid')} as elsewhere
   from device_presence p
   join devices d on d.id = p.device_id
   join organizations o on o.id = d.org_id
@@ -341,7 +346,7 @@ with i as (
   order by p.device_id
   for share of p
 ), t as (
-  select i.*, d.org_id as device_org, d.site_id, d.gone, d.status, d.suspended, d.elsewhere, q.open, q.first,
+  select i.*, d.org_id as device_org, d.site_id, d.gone, d.status, d.suspended, d.here, d.elsewhere, q.open, q.first,
     to_timestamp(i.created_ms / 1000) as at,
     not d.gone and q.open + i.place < $22 as takes
   from i join d on d.device_id = i.device_id
@@ -388,7 +393,8 @@ with i as (
   from a where accepted and elsewhere is not null
   order by id
 )
-select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended, elsewhere
+select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended, here,
+  elsewhere
 from a`
 
 export const repeatsSql = `

@@ -9,6 +9,11 @@ export function elsewhereSql(own: string): string {
   return `case when p.node_id <> ${own} then p.node_id end`
 }
 
+/** SQL: whether this hub holds a device now: its actor is here. */
+export function hereSql(own: string): string {
+  return `coalesce(p.node_id = ${own}, false)`
+}
+
 /** A change of a device, or of a command of it. */
 export interface Change {
   deviceId: string
