@@ -80,7 +80,8 @@ function parse(args: readonly string[]) {
   }
 }
 
-function readReport(file: string): Report {
+/** Throws UsageError. */
+export function readReport(file: string): Report {
   let report: Partial<Report>
   try {
     report = JSON.parse(readFileSync(file, 'utf8')) as Partial<Report>

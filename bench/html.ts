@@ -16,7 +16,7 @@ export function renderHtml(report: Report): string {
 ${verdict(goals)}
 ${goals.length > 0 ? html`<section><h2>Goals</h2>${rowTable(goals, true)}</section>` : undefined}
 ${figures.length > 0 ? html`<section><h2>Figures</h2>${rowTable(figures, false)}</section>` : undefined}
-${charts(report.charts)}
+${chartList(report.charts)}
 ${latencies(report.latencies)}
 <section><h2>Environment</h2>${environment(report)}</section>`
   return page('Muster bench', body)
@@ -72,7 +72,8 @@ function met({ ok }: Row): Piece {
   return ok ? html`<td class="met">✓ yes</td>` : html`<td class="missed">✗ no</td>`
 }
 
-function charts(all: readonly Chart[]): Piece[] {
+/** The charts under the names of their scenarios, each with its values. */
+export function chartList(all: readonly Chart[]): Piece[] {
   const scenarios = [...new Set(all.map(({ scenario }) => scenario))]
   return scenarios.map(
     (name) => html`<section><h2>${name}</h2>

@@ -1,6 +1,7 @@
 // The bench's command line: which scenarios to run against what, and where the report goes.
 import { writeFileSync } from 'node:fs'
 import { readArgs, UsageError, type BenchOptions } from './args.ts'
+import { capacityCommand } from './capacity_command.ts'
 import { compareCommand } from './compare_command.ts'
 import { renderHtml } from './html.ts'
 import { describeMachine, loadNow } from './machine.ts'
@@ -19,6 +20,7 @@ process.exitCode = await main(process.argv.slice(2))
 async function main(args: string[]): Promise<number> {
   try {
     if (args[0] === 'compare') return compareCommand(args.slice(1))
+    if (args[0] === 'capacity') return capacityCommand(args.slice(1))
     const options = readArgs(
       args,
       scenarios.map(({ name }) => name),
@@ -94,6 +96,8 @@ npm run bench -- goals --json FILE      measures all that have goals, one after 
 npm run bench -- compare A.json B.json  tells what became better and worse from A to B; ends with 1 when
                                         a figure is worse by more than --tolerance PERCENT (10);
                                         --html FILE writes a page
+npm run bench -- capacity               what fleets of given sizes need: --agents N[,N…]; --from FILE takes the
+                                        costs from a report of growth; --html FILE plots a day of the last
 
 Scenarios:
 ${scenarios.map(line).join('')}

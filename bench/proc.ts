@@ -32,6 +32,11 @@ export function processCpuMs(pid: number): number {
   return readStat(pid).cpuMs
 }
 
+/** CPU of one thread of a process; its first one has the process's own number. Throws when it is gone. */
+export function threadCpuMs(pid: number, thread = pid): number {
+  return parseStat(readFileSync(`/proc/${pid}/task/${thread}/stat`, 'utf8')).cpuMs
+}
+
 /**
  * CPU of a process, its living descendants and those already ended. PostgreSQL needs this: each
  * connection is a process of its own, and one that closed lives on only in the postmaster's account.

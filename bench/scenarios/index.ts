@@ -7,6 +7,7 @@ import { connect } from './connect.ts'
 import { downloads } from './downloads.ts'
 import { auditExport } from './export.ts'
 import { heartbeats } from './heartbeats.ts'
+import { growth } from './growth.ts'
 import { largeLists } from './lists.ts'
 import { hostile } from './hostile.ts'
 import { mixed } from './mixed.ts'
@@ -32,6 +33,7 @@ export const goalScenarios: readonly Scenario[] = [
   auditExport,
   downloads,
   largeLists,
+  growth,
   parallel,
   terminal,
   start,

@@ -30,9 +30,9 @@ export interface LargeDatabase {
 }
 
 /** The id of row `n` of `count`, one of the last 20 days' in order; kinds of rows differ in their last digits. */
-const idSql = (n: string, count: number) =>
+export const idSql = (n: string, count: number) =>
   `(left(uuid7_floor(${timeSql(n, count)})::text, 14) || '7000-8000-' || lpad(to_hex(${n}), 12, '0'))::uuid`
-const timeSql = (n: string, count: number) =>
+export const timeSql = (n: string, count: number) =>
   `(now() - interval '20 days' + (${n}) * interval '20 days' / ${count})`
 
 /** Fills an empty database; `db` is the owner's. */
