@@ -41,7 +41,7 @@ export interface StartOptions {
 }
 
 const programFiles: Partial<Record<Side, string>> = {
-  hub: 'src/start.ts',
+  hub: 'src/start.js',
   bare: 'bench/limits/bare.ts',
   baseline: 'bench/baseline.ts',
   echo: 'bench/limits/echo.ts',

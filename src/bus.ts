@@ -173,8 +173,8 @@ class RedisBus implements Bus {
   /** Two connections, since one that listens may say nothing else; until one of them fails. */
   private async use(works: () => void): Promise<void> {
     const { url, nodeId } = this.options
-    const listening = connectionTo(url, this.stop.signal)
-    const publisher = connectionTo(url, this.stop.signal)
+    const listening = await connectionTo(url, this.stop.signal)
+    const publisher = await connectionTo(url, this.stop.signal)
     try {
       await Promise.all([listening.open(), publisher.open()])
       const channel = channelOf(nodeId)

@@ -1,5 +1,5 @@
 // Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
-// `start.ts`; tests call `run()` themselves.
+// `start.js`; tests call `run()` themselves.
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { us_listen_socket } from 'uWebSockets.js'

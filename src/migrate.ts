@@ -4,13 +4,15 @@
 import { createHash } from 'node:crypto'
 import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
-import { PG_MIGRATE_LOCK_ID, runner, type RunnerOption } from 'node-pg-migrate'
+import type { RunnerOption } from 'node-pg-migrate'
 import pg from 'pg'
 import { compareVersions } from './versions.ts'
 
 /** Our tables stand apart from the hub's, which its role may write. */
 const schema = 'migration'
 const connectMsMax = 10_000
+/** What node-pg-migrate itself locks, exported so that a test can hold it against the library. */
+export const lockId = 7_241_865_325_823_964
 /**
  * A migration waits no longer than this for a table that is in use: whoever comes after it waits behind
  * it, so that a patient migration would stop every running hub.
@@ -66,8 +68,10 @@ export async function migrate(options: MigrateOptions): Promise<{ applied: strin
         min_hub text not null,
         applied_at timestamptz not null default now()
       )`)
-    check(migrations, await readApplied(client), options.hubVersion)
-    return { applied: await apply(client, options, migrations) }
+    const applied = await readApplied(client)
+    check(migrations, applied, options.hubVersion)
+    const isComplete = migrations.every(({ name }, index) => applied[index]?.name === name)
+    return { applied: isComplete ? [] : await apply(client, options, migrations) }
   })
 }
 
@@ -105,11 +109,11 @@ async function withClient<T>(
 /** The lock of node-pg-migrate itself, which a session may take twice: our checks are under it too. */
 async function lock(client: pg.Client, log: MigrateOptions['log']): Promise<void> {
   const { rows } = await client.query<{ got: boolean }>(
-    `select pg_try_advisory_lock(${PG_MIGRATE_LOCK_ID}) as got`,
+    `select pg_try_advisory_lock(${lockId}) as got`,
   )
   if (rows[0]?.got) return
   log?.('waiting for a migration that runs elsewhere')
-  await client.query(`select pg_advisory_lock(${PG_MIGRATE_LOCK_ID})`)
+  await client.query(`select pg_advisory_lock(${lockId})`)
 }
 
 function readMigrations(directory: string, hubVersion: string): Migration[] {
@@ -207,6 +211,8 @@ async function apply(
     logger: { debug() {}, info() {}, warn() {}, error() {} },
   }
   try {
+    // Only now: it brings 4 MB, and most starts have nothing to apply.
+    const { runner } = await import('node-pg-migrate')
     const ran = await runner(options)
     return ran.map(({ name }) => name)
   } catch (error) {

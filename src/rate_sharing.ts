@@ -84,7 +84,7 @@ export function shareRates(options: RateSharingOptions): RateSharing {
 
   /** One connection, until it fails. */
   async function share(works: () => void): Promise<void> {
-    const redis = connectionTo(options.url, stop.signal)
+    const redis = await connectionTo(options.url, stop.signal)
     try {
       await redis.open()
       for (;;) {

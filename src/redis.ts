@@ -1,13 +1,15 @@
 // Connections to Redis that nobody waits for: each is used once, and whatever goes wrong or takes too long ends
 // it. Redis holds nothing that can't be lost; what is shared through it stands in the files that use this one.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { createClient } from '@redis/client'
 import { limits } from './limits.ts'
 
-export type Connection = ReturnType<typeof connectionTo>
+export type Connection = Awaited<ReturnType<typeof connectionTo>>
 
 /** The client's own way back is off, because it waits without end for a server that accepts and says nothing. */
-export function connectionTo(url: string, signal: AbortSignal) {
+export async function connectionTo(url: string, signal: AbortSignal) {
+  // Hundreds of files that a hub without Redis does without.
+  const { createClient } = await import('@redis/client')
+  signal.throwIfAborted()
   const client = createClient({
     url,
     // What servers of any age speak, without a handshake that permissions could refuse.

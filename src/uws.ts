@@ -20,7 +20,7 @@ import { dirname, join } from 'node:path'
 import { isMainThread } from 'node:worker_threads'
 import type * as Uws from 'uWebSockets.js'
 import { limits } from './limits.ts'
-import { cacheFolder, privateFolder } from './private_folder.ts'
+import { cacheFolder, privateFolder } from './private_folder.js'
 
 /**
  * SHA-256 of each addon that may be fitted → SHA-256 of its fitted copy: uWebSockets.js 20.57.0,

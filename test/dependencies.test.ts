@@ -44,9 +44,13 @@ interface Import {
   /** A path below the root, or a package. */
   to: string
   typeOnly: boolean
+  /** Only when it is reached, not with the file. */
+  late: boolean
 }
 
-const imports = globSync('{src,workers,agent}/**/*.ts', { cwd: root }).toSorted().flatMap(importsOf)
+const imports = globSync('{src,workers,agent}/**/*.{js,ts}', { cwd: root })
+  .toSorted()
+  .flatMap(importsOf)
 
 function importsOf(path: string): Import[] {
   const from = path.replaceAll('\\', '/')
@@ -56,7 +60,7 @@ function importsOf(path: string): Import[] {
   return [...text.matchAll(statements)].map(([, type, named, dynamic, required]) => {
     const to = named ?? dynamic ?? required ?? ''
     const target = to.startsWith('.') ? normalize(join(from, '..', to)).replaceAll('\\', '/') : to
-    return { from, to: target, typeOnly: type !== undefined }
+    return { from, to: target, typeOnly: type !== undefined, late: dynamic !== undefined }
   })
 }
 
@@ -80,6 +84,21 @@ test('a file of src/ loads only what stands to its left', () => {
   assert.ok(inside.length > 200, `only ${inside.length} imports were found`)
   const wrong = inside.filter(
     ({ from, to, typeOnly }) => !typeOnly && nameOf(from) !== nameOf(to) && place(to) > place(from),
+  )
+  assert.deepEqual(written(wrong), [])
+})
+
+test('no thread starts with what most hubs never need: each weighs megabytes', () => {
+  const late = new Set([
+    '@redis/client',
+    'node-pg-migrate',
+    'nodemailer',
+    'node:http',
+    'node:https',
+  ])
+  const wrong = imports.filter(
+    ({ from, to, ...how }) =>
+      /^(src|workers)\//.test(from) && late.has(to) && !how.late && !how.typeOnly,
   )
   assert.deepEqual(written(wrong), [])
 })

@@ -4,8 +4,9 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, test, type TestContext } from 'node:test'
+import { PG_MIGRATE_LOCK_ID } from 'node-pg-migrate'
 import pg from 'pg'
-import { migrate, pendingMigrations } from '../src/migrate.ts'
+import { lockId, migrate, pendingMigrations } from '../src/migrate.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { until } from './support/until.ts'
 import { removeFolder } from './support/folders.ts'
@@ -71,6 +72,10 @@ test('newer migrations that this hub does not know are no reason to refuse', asy
   await trial.remove('0002_second')
   assert.deepEqual(await trial.migrate('1.0.0'), { applied: [] })
   assert.deepEqual(await trial.pending('1.0.0'), [])
+})
+
+test('our lock is the one that node-pg-migrate takes', () => {
+  assert.equal(lockId, PG_MIGRATE_LOCK_ID)
 })
 
 test('runners at the same time wait for each other, and one applies', async (t) => {

@@ -22,7 +22,7 @@ import { buildAgent, thisPlatform } from '../scripts/release/build.ts'
 import { create, measure, measureUnpacked, platformOfFile } from '../scripts/release/files.ts'
 import { readPublicKeys } from '../scripts/release/keys.ts'
 import { nameOf, targets } from '../scripts/release/platforms.ts'
-import { cacheFolder } from '../src/private_folder.ts'
+import { cacheFolder } from '../src/private_folder.js'
 import {
   agentFileName,
   isKeyListSigned,

@@ -221,7 +221,7 @@ interface Started {
 
 /** A hub that is not waited for, with nothing in its environment but `env`. */
 function start(env: Record<string, string>): Started {
-  return startProcess('src/start.ts', [], env)
+  return startProcess('src/start.js', [], env)
 }
 
 function startProcess(file: string, args: string[], env: Record<string, string> = {}): Started {

@@ -9,7 +9,7 @@ import { Worker } from 'node:worker_threads'
 import { WebSocket } from 'ws'
 import { limits } from '../src/limits.ts'
 import { fitted, fittedCopy, fittedHashes, uWS } from '../src/uws.ts'
-import { privateFolder } from '../src/private_folder.ts'
+import { privateFolder } from '../src/private_folder.js'
 import { removeFolder } from './support/folders.ts'
 
 const addons = dirname(createRequire(import.meta.url).resolve('uWebSockets.js'))

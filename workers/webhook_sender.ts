@@ -2,8 +2,7 @@
 // of the answer than is kept. Follows no redirect. Knows no row.
 import type { LookupAddress } from 'node:dns'
 import { Resolver } from 'node:dns/promises'
-import { request as requestHttp, type IncomingMessage } from 'node:http'
-import { request as requestHttps } from 'node:https'
+import type { IncomingMessage } from 'node:http'
 import { isIP, type LookupFunction } from 'node:net'
 import { cleanText } from '../src/clean.ts'
 import { hostOf, type Destinations } from '../src/destinations.ts'
@@ -109,10 +108,12 @@ interface Answer {
   response: string
 }
 
-function post(message: Message, lookup: LookupFunction, stop: AbortSignal): Promise<Answer> {
+async function post(message: Message, lookup: LookupFunction, stop: AbortSignal): Promise<Answer> {
   const url = new URL(message.url)
-  const request = url.protocol === 'https:' ? requestHttps : requestHttp
-  const connected = url.protocol === 'https:' ? 'secureConnect' : 'connect'
+  // With the first delivery: it is 9 MB, and many a hub has no webhook.
+  const isTls = url.protocol === 'https:'
+  const { request } = await (isTls ? import('node:https') : import('node:http'))
+  const connected = isTls ? 'secureConnect' : 'connect'
   return new Promise((resolve, reject) => {
     const outgoing = request({
       method: 'POST',

@@ -67,5 +67,5 @@ async function npmStart(lab: Lab): Promise<Program> {
 
 /** npm runs a shell that runs the hub; only the hub is weighed. */
 function findHub({ pid }: Program): number | undefined {
-  return descendants(pid).find((member) => /^\S*node src\/start\.ts/.test(commandLine(member)))
+  return descendants(pid).find((member) => /^\S*node src\/start\.js/.test(commandLine(member)))
 }

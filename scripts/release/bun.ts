@@ -7,7 +7,7 @@ import { mkdtemp, rename, rm } from 'node:fs/promises'
 import { basename, dirname, join } from 'node:path'
 import { pipeline } from 'node:stream/promises'
 import { promisify } from 'node:util'
-import { cacheFolder, privateFolder } from '../../src/private_folder.ts'
+import { cacheFolder, privateFolder } from '../../src/private_folder.js'
 import { bunVersion, type BunPackage } from './platforms.ts'
 import { Refusal } from './refusal.ts'
 

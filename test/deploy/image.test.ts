@@ -137,7 +137,7 @@ describe('the image', { skip }, () => {
       ['10001:10001', '/app', 'SIGTERM', ['/data']],
     )
     assert.deepEqual(Object.keys(config.ExposedPorts), ['8080/tcp'])
-    assert.deepEqual(config.Cmd, ['node', 'src/start.ts'])
+    assert.deepEqual(config.Cmd, ['node', 'src/start.js'])
   })
 
   test('as that account, on a root file system that is read-only, it serves until it is stopped', async () => {

@@ -56,7 +56,7 @@ export class HubProcess {
   /** Starts it, and waits for nothing. */
   launch(): void {
     const env = { PATH: process.env['PATH'] ?? '', HOME: process.env['HOME'] ?? '', ...this.env }
-    const child = spawn(process.execPath, ['src/start.ts'], {
+    const child = spawn(process.execPath, ['src/start.js'], {
       cwd: this.folder,
       env: { LOG_LEVEL: 'warn', ...env, PORT: String(this.port) },
       stdio: ['ignore', 'pipe', 'pipe'],
