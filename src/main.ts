@@ -268,7 +268,13 @@ export async function run(options: RunOptions): Promise<Hub> {
     const origin = `http://${hostOf(config)}:${listening.port}`
     stops.push(async () => {
       draining = true
-      if (config.drainSeconds > 0) await handOver(config.drainSeconds * 1000, front)
+      const { drainSeconds } = config
+      if (drainSeconds > 0) {
+        const agents = front.connected()
+        log.info({ agents, drainSeconds }, 'draining: readiness says 503, agents are asked to move')
+        await handOver(drainSeconds * 1000, front)
+        log.info({ agents: front.connected() }, 'drained: takes no more connections')
+      }
       uWS.us_listen_socket_close(listening.socket)
       await leave(ctx, front, server)
       app.close()

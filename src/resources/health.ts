@@ -14,7 +14,10 @@ const Health = Type.Object({
 
 const check = (description: string) => Type.String({ description })
 const Readiness = Type.Object({
-  status: Type.Enum(['ok', 'degraded', 'unavailable']),
+  status: Type.Enum(['ok', 'degraded', 'draining', 'unavailable'], {
+    description:
+      '`degraded`: serves, with a part less. With 503: `draining` goes in order, `unavailable` is broken.',
+  }),
   checks: Type.Object(
     {
       database: check('`ok` or why not.'),
@@ -33,6 +36,7 @@ export const healthRoutes: Route[] = [
     path: '/health',
     at: 'origin',
     name: 'health',
+    probe: true,
     tag: 'health',
     summary: 'The process is alive; asks nothing of PostgreSQL.',
     may: 'public',
@@ -51,6 +55,7 @@ export const healthRoutes: Route[] = [
     path: '/health/ready',
     at: 'origin',
     name: 'ready',
+    probe: true,
     tag: 'health',
     summary:
       'May this hub get traffic? 503 while a part is down, and from the begin of a shutdown on.',
@@ -63,6 +68,7 @@ export const healthRoutes: Route[] = [
     path: '/metrics',
     at: 'origin',
     name: 'metrics',
+    probe: true,
     tag: 'health',
     summary: 'Metrics in the text format of Prometheus; needs the scrape token.',
     may: 'public',
@@ -91,7 +97,9 @@ async function ready(ctx: Context): Promise<Reply> {
     (name) => checks[name] !== 'ok' && checks[name] !== 'off',
   )
   const unavailable = ctx.draining() || broken.some((name) => !dispensable.has(name))
-  const status = unavailable ? 'unavailable' : broken.length > 0 ? 'degraded' : 'ok'
+  // Whoever stops a hub waits for it to end; whoever finds one broken has something to do.
+  const refusal = ctx.draining() ? 'draining' : 'unavailable'
+  const status = unavailable ? refusal : broken.length > 0 ? 'degraded' : 'ok'
   return { status: unavailable ? 503 : 200, body: { status, checks } }
 }
 
