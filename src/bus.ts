@@ -7,7 +7,7 @@ import { hexOf, isUuid, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-import { connectionTo, keepRedis, type Connection } from './redis.ts'
+import { connectionTo, keepRedis, type Connection, type RedisNews } from './redis.ts'
 import { keysFrom, sealBytes, unsealBytes } from './seal.ts'
 
 /**
@@ -41,6 +41,7 @@ export interface BusOptions {
   /** The key that seals first, then those that may still open. */
   keys: readonly Buffer[]
   log: Logger
+  news: RedisNews
   metrics: Metrics
 }
 
@@ -84,17 +85,17 @@ class RedisBus implements Bus {
 
   constructor(options: BusOptions & { url: string }) {
     this.options = options
-    const { log, metrics, nodeId } = options
+    const { news, metrics, nodeId } = options
     this.sender = Buffer.from(hexOf(nodeId), 'hex')
     this.on('probe', () => this.probed?.())
     this.link = keepRedis({
       use: (works) => this.use(works),
       onLost: (error) => {
-        log.warn({ err: error }, 'Redis is down; what other hubs hand over arrives by the sweep')
+        news.lost('bus', error)
         for (const listener of this.lostListeners) listener()
       },
       onBack: () => {
-        log.info('Redis answers; hubs reach each other')
+        news.back('bus')
         for (const listener of this.backListeners) listener()
       },
       signal: this.stop.signal,

@@ -29,6 +29,7 @@ import { passwords } from './passwords.ts'
 import { Jobs } from './queue.ts'
 import { shareRates } from './rate_sharing.ts'
 import { rateLimits } from './rates.ts'
+import { RedisNews } from './redis.ts'
 import { Releases } from './releases.ts'
 import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
@@ -121,11 +122,13 @@ export async function run(options: RunOptions): Promise<Hub> {
       onSuperseded: () => void handoffs.take('sweep'),
     })
     stops.push(() => shards.close())
+    const redisNews = new RedisNews(log)
     const bus = joinBus({
       nodeId,
       url: config.redisUrl,
       keys: busKeys(config.jwtSecret, config.jwtSecretPrevious),
       log,
+      news: redisNews,
       metrics,
     })
     stops.push(() => bus.close())
@@ -204,7 +207,7 @@ export async function run(options: RunOptions): Promise<Hub> {
 
     const rateKey = derivedKey(config.jwtSecret, 'rates')
     const sharing = config.redisUrl
-      ? shareRates({ url: config.redisUrl, key: rateKey, log, metrics })
+      ? shareRates({ url: config.redisUrl, key: rateKey, news: redisNews, metrics })
       : undefined
     if (sharing) stops.push(() => sharing.close())
 

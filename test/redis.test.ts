@@ -12,6 +12,7 @@ import { createLog, type Logger } from '../src/log.ts'
 import { createMetrics } from '../src/metrics.ts'
 import { shareRates } from '../src/rate_sharing.ts'
 import { rateLimits } from '../src/rates.ts'
+import { RedisNews } from '../src/redis.ts'
 import { makeCertificate } from './support/certificate.ts'
 import { startHub } from './support/hub.ts'
 import { freePort, HubProcess } from './support/hub_process.ts'
@@ -148,10 +149,37 @@ describe('what is no Redis, or not ours', () => {
   /** Rates shared through `url`, without a hub around them. */
   function share(url: string, log: CollectingLog) {
     const key = Buffer.from('a key of a test')
-    const sharing = shareRates({ url, key, log: log.log, metrics: createMetrics('0.0.0') })
+    const news = new RedisNews(log.log, ['rates'])
+    const sharing = shareRates({ url, key, news, metrics: createMetrics('0.0.0') })
     const limiter = rateLimits(rateDefaults, undefined, sharing.tally)
     return { tally: sharing.tally, limiter, sharing }
   }
+})
+
+test('two uses of one Redis tell of its outage once, and of its return when both are back', () => {
+  const log = collectingLog('info')
+  const news = new RedisNews(log.log)
+  const told = () =>
+    log.lines.splice(0).map((line) => {
+      const { level, use } = JSON.parse(line) as { level: number; use?: string }
+      return [level, use]
+    })
+  news.back('rates')
+  assert.deepEqual(told(), [])
+  news.back('bus')
+  assert.deepEqual(told(), [[30, undefined]])
+  news.lost('rates', new Error('closed'))
+  news.lost('bus', new Error('closed'))
+  assert.deepEqual(told(), [[40, 'rates']])
+  news.back('bus')
+  // It was told of, and still is not whole.
+  news.lost('bus', new Error('closed'))
+  news.back('rates')
+  assert.deepEqual(told(), [])
+  news.back('bus')
+  assert.deepEqual(told(), [[30, undefined]])
+  news.lost('bus', new Error('closed'))
+  assert.deepEqual(told(), [[40, 'bus']])
 })
 
 test('an address of Redis that can not be used is named at the start, without its password', () => {
@@ -191,10 +219,10 @@ interface CollectingLog {
   lines: string[]
 }
 
-/** A logger of ours whose warnings are kept. */
-function collectingLog(): CollectingLog {
+/** A logger of ours whose lines are kept, warnings unless told. */
+function collectingLog(level = 'warn'): CollectingLog {
   const lines: string[] = []
-  const log = createLog('warn', 'test', { write: (line) => void lines.push(line) })
+  const log = createLog(level, 'test', { write: (line) => void lines.push(line) })
   return { log, lines }
 }
 
