@@ -35,7 +35,14 @@ describe('readiness', () => {
     assert.equal(status, 200)
     assert.deepEqual(body, {
       status: 'ok',
-      checks: { database: 'ok', migrations: 'ok', shards: 'ok', jobs: 'ok', redis: 'off' },
+      checks: {
+        database: 'ok',
+        migrations: 'ok',
+        shards: 'ok',
+        jobs: 'ok',
+        redis: 'off',
+        hubs: 'ok',
+      },
     })
   })
 

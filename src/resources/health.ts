@@ -25,6 +25,7 @@ const Readiness = Type.Object({
       shards: check('`ok` or why not.'),
       jobs: check('`ok` or why not.'),
       redis: check('`ok`, `off`, or `down`: then each hub limits rates by itself.'),
+      hubs: check('`ok`, or which settings of another hub that is alive differ from this one’s.'),
     },
     { description: 'Each part: `ok`, `off` where it is not used, or what is wrong with it.' },
   ),
@@ -88,8 +89,11 @@ export const healthRoutes: Route[] = [
   }),
 ]
 
-/** Nothing durable is in Redis, so the hub works without it, only slower. */
-const dispensable = new Set(['redis'])
+/**
+ * Nothing durable is in Redis, so the hub works without it, only slower. Hubs that differ both serve: taking one of
+ * them out would need to know which, and both say the same of each other.
+ */
+const dispensable = new Set(['redis', 'hubs'])
 
 async function ready(ctx: Context): Promise<Reply> {
   const checks = await ctx.checks()
