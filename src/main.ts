@@ -9,7 +9,7 @@ import { bootstrap, introduce } from './bootstrap.ts'
 import { busKeys, joinBus } from './bus.ts'
 import { Commands } from './commands.ts'
 import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
-import { DataKeys, wrappingKeys } from './data_keys.ts'
+import { DataKeys, tellLostKeys, wrappingKeys } from './data_keys.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
 import { Downloads } from './downloads.ts'
@@ -103,8 +103,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => abuse.close())
     const wrapping = wrappingKeys(config.jwtSecret, config.jwtSecretPrevious)
     const dataKeys = new DataKeys(db, wrapping)
-    const { lost } = await dataKeys.prepare()
-    if (lost > 0) log.error({ keys: lost }, 'data keys open with no JWT_SECRET that is set')
+    tellLostKeys(log, await dataKeys.prepare(), config.generated.includes('JWT_SECRET'))
     const nodeId = newId()
     const shards = new Shards({
       count: config.shards,

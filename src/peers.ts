@@ -156,7 +156,9 @@ export class Peers {
     const ended = [...this.present].filter((one) => one !== 'no_redis' && !found.has(one))
     if (ended.length > 0)
       log.info({ ended }, 'hubs that differed from this one have gone or changed')
-    this.present = new Set(found.keys())
+    // A choice is told of once, however often others come and go.
+    const chosen = this.present.has('no_redis') ? (['no_redis'] as const) : []
+    this.present = new Set([...found.keys(), ...chosen])
     this.count()
   }
 
