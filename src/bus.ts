@@ -77,6 +77,8 @@ class RedisBus implements Bus {
   private sent = 0n
   /** The last number of each sender: what comes again, or late, is dropped. */
   private readonly heard = new LRUCache<string, bigint>({ max: limits.busSendersMax })
+  /** That messages come which nothing here opens. */
+  private toldForeign = false
   private readonly stop = new AbortController()
   private readonly link
   private probed: (() => void) | undefined
@@ -95,11 +97,14 @@ class RedisBus implements Bus {
         for (const listener of this.lostListeners) listener()
       },
       onBack: () => {
+        this.toldForeign = false
         news.back('bus')
         for (const listener of this.backListeners) listener()
       },
       signal: this.stop.signal,
     })
+    // There from the start, so that the first one is an increase.
+    metrics.busMessages.inc({ kind: 'any', outcome: 'sealed_otherwise' }, 0)
     metrics.onScrape(() => metrics.redisUp.set({ use: 'bus' }, this.link.state() === 'ok' ? 1 : 0))
   }
 
@@ -204,7 +209,7 @@ class RedisBus implements Bus {
 
   private receive(channel: string, message: Buffer): void {
     const opened = this.open(channel, message)
-    if (opened === undefined || opened.length < 24) return this.drop('sealed_otherwise')
+    if (opened === undefined || opened.length < 24) return this.dropForeign()
     const from = uuidOf(opened.toString('hex', 0, 16))
     const number = opened.readBigUInt64BE(16)
     if (number <= (this.heard.get(from) ?? 0n)) return this.drop('repeated')
@@ -231,6 +236,15 @@ class RedisBus implements Bus {
       }
     }
     return undefined
+  }
+
+  private dropForeign(): void {
+    this.drop('sealed_otherwise')
+    if (this.toldForeign) return
+    this.toldForeign = true
+    this.options.log.warn(
+      'a message in Redis opens with no JWT_SECRET of this hub: another hub has another one, or somebody else writes to this Redis; more of them are only counted',
+    )
   }
 
   private drop(outcome: string): void {

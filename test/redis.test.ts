@@ -6,7 +6,9 @@ import { createServer, type AddressInfo, type Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, test } from 'node:test'
+import { busKeys, joinBus } from '../src/bus.ts'
 import { ConfigError, readConfig } from '../src/config.ts'
+import { newId } from '../src/ids.ts'
 import { rateDefaults } from '../src/limits.ts'
 import { createLog, type Logger } from '../src/log.ts'
 import { createMetrics } from '../src/metrics.ts'
@@ -181,6 +183,47 @@ test('two uses of one Redis tell of its outage once, and of its return when both
   news.lost('bus', new Error('closed'))
   assert.deepEqual(told(), [[40, 'bus']])
 })
+
+test(
+  'what no secret of a hub opens is counted each time, and told once',
+  { skip: withoutRedis },
+  async () => {
+    const redis = await startRedis()
+    const log = collectingLog()
+    const member = (secret: string) => {
+      const nodeId = newId()
+      const metrics = createMetrics('0.0.0')
+      const news = new RedisNews(log.log, ['bus'])
+      const keys = busKeys(secret, undefined)
+      const bus = joinBus({ nodeId, url: redis.url, keys, log: log.log, news, metrics })
+      return { nodeId, bus, metrics }
+    }
+    const [one, other, same] = [member('one'), member('another'), member('one')]
+    try {
+      const all = [one, other, same]
+      await until('all to be there', () => all.every(({ bus }) => bus.state() === 'ok'))
+      const dropped = async () =>
+        /^muster_bus_messages_total\{kind="any",outcome="sealed_otherwise"\} (\d+)$/m.exec(
+          await one.metrics.text(),
+        )?.[1]
+      assert.equal(await dropped(), '0')
+      const heard: string[] = []
+      one.bus.on('handed', (from) => heard.push(from))
+      for (let n = 1; n <= 3; n++) {
+        other.bus.send(one.nodeId, 'handed', '')
+        await until('the message', async () => (await dropped()) === String(n))
+      }
+      assert.deepEqual(log.lines.length, 1)
+      assert.match(log.lines[0] ?? '', /opens with no JWT_SECRET of this hub/)
+      same.bus.send(one.nodeId, 'handed', '')
+      await until('the other message', () => heard.length > 0)
+      assert.deepEqual(heard, [same.nodeId])
+    } finally {
+      for (const { bus } of [one, other, same]) await bus.close()
+      await redis.close()
+    }
+  },
+)
 
 test('an address of Redis that can not be used is named at the start, without its password', () => {
   const problemOf = (url: string) => {
