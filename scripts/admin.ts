@@ -108,6 +108,10 @@ function refusalOf(error: unknown): { message: string; exitCode: number } {
     const message = 'The database has no tables yet: start the hub, or run npm run migrate.'
     return { message, exitCode: 1 }
   }
+  if (sqlState(error) === '42703') {
+    const message = 'The database is of an older version: start the hub, or run npm run migrate.'
+    return { message, exitCode: 1 }
+  }
   if (error instanceof AppError) {
     const cause = error.cause instanceof Error ? ` (${error.cause.message})` : ''
     return { message: `${error.message}${cause}`, exitCode: 1 }
