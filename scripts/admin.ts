@@ -4,17 +4,18 @@ import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { parseArgs } from 'node:util'
 import { invitePlatformAdmin } from '../src/bootstrap.ts'
-import { ConfigError, originFile, readConfig, type Config } from '../src/config.ts'
-import { openDatabase, sqlState } from '../src/db.ts'
+import { ConfigError, readConfig, type Config } from '../src/config.ts'
+import { openDatabase, sqlState, type Database } from '../src/db.ts'
 import { AppError } from '../src/errors.ts'
 import { limits } from '../src/limits.ts'
 import { withoutPasswords } from '../src/log.ts'
+import { originOfHubs } from '../src/peers.ts'
 
 const usage = `Usage: npm run admin -- invite EMAIL
 
 Invites EMAIL as a platform admin and prints the link that sets the password. For somebody who has not
 accepted yet it makes a new link; the old one ends. Uses DATABASE_URL, else the embedded PostgreSQL of
-the hub that runs in DATA_DIR (./data).`
+the hub that runs in DATA_DIR (./data). The link leads to PUBLIC_API_URL, else to where the hub is.`
 
 /** Told to people as it is, without a stack. */
 class Refusal extends Error {
@@ -46,7 +47,7 @@ async function invite(email: string): Promise<void> {
   const url = config.databaseUrl ?? runningUrl(config)
   const db = openDatabase({ url, name: 'admin', connections: 1 })
   try {
-    const link = await invitePlatformAdmin(db, email, config.publicOrigin ?? hubOrigin(config))
+    const link = await invitePlatformAdmin(db, email, await originOf(db, config))
     process.stderr.write(
       `${email} sets a password here, once and within ${limits.inviteHours} hours:\n`,
     )
@@ -69,15 +70,13 @@ function emailOf(args: string[]): string {
   throw new Refusal(`"${email}" is no e-mail address`, 2)
 }
 
-/** Where the hub on this data folder was reached when it started last, else where one would be. */
-function hubOrigin({ dataDir, port }: Config): string {
-  try {
-    return new URL(readFileSync(originFile(dataDir), 'utf8').trim()).origin
-  } catch (error) {
-    const missing = error instanceof Error && 'code' in error && error.code === 'ENOENT'
-    if (!missing) throw new Refusal(`${originFile(dataDir)} holds no address; start the hub again`)
-    return `http://127.0.0.1:${port}`
-  }
+/** PUBLIC_API_URL, else what the hub itself was told or found. */
+async function originOf(db: Database, { publicOrigin }: Config): Promise<string> {
+  const origin = publicOrigin ?? (await originOfHubs(db))
+  if (origin !== undefined) return origin
+  throw new Refusal(
+    'No hub has told where it is reached: start it, or set PUBLIC_API_URL to its address.',
+  )
 }
 
 /** The embedded PostgreSQL of a running hub, from what its postmaster wrote about itself. */
@@ -107,6 +106,10 @@ function refusalOf(error: unknown): { message: string; exitCode: number } {
   if (error instanceof ConfigError) return { message: error.message, exitCode: 78 }
   if (sqlState(error) === '42P01' || sqlState(error) === '22023') {
     const message = 'The database has no tables yet: start the hub, or run npm run migrate.'
+    return { message, exitCode: 1 }
+  }
+  if (sqlState(error) === '42703') {
+    const message = 'The database is of an older version: start the hub, or run npm run migrate.'
     return { message, exitCode: 1 }
   }
   if (error instanceof AppError) {

@@ -7,7 +7,7 @@ import { hexOf, isUuid, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-import { connectionTo, keepRedis, type Connection } from './redis.ts'
+import { connectionTo, keepRedis, type Connection, type RedisNews } from './redis.ts'
 import { keysFrom, sealBytes, unsealBytes } from './seal.ts'
 
 /**
@@ -41,6 +41,7 @@ export interface BusOptions {
   /** The key that seals first, then those that may still open. */
   keys: readonly Buffer[]
   log: Logger
+  news: RedisNews
   metrics: Metrics
 }
 
@@ -76,6 +77,8 @@ class RedisBus implements Bus {
   private sent = 0n
   /** The last number of each sender: what comes again, or late, is dropped. */
   private readonly heard = new LRUCache<string, bigint>({ max: limits.busSendersMax })
+  /** That messages come which nothing here opens. */
+  private toldForeign = false
   private readonly stop = new AbortController()
   private readonly link
   private probed: (() => void) | undefined
@@ -84,21 +87,24 @@ class RedisBus implements Bus {
 
   constructor(options: BusOptions & { url: string }) {
     this.options = options
-    const { log, metrics, nodeId } = options
+    const { news, metrics, nodeId } = options
     this.sender = Buffer.from(hexOf(nodeId), 'hex')
     this.on('probe', () => this.probed?.())
     this.link = keepRedis({
       use: (works) => this.use(works),
       onLost: (error) => {
-        log.warn({ err: error }, 'Redis is down; what other hubs hand over arrives by the sweep')
+        news.lost('bus', error)
         for (const listener of this.lostListeners) listener()
       },
       onBack: () => {
-        log.info('Redis answers; hubs reach each other')
+        this.toldForeign = false
+        news.back('bus')
         for (const listener of this.backListeners) listener()
       },
       signal: this.stop.signal,
     })
+    // There from the start, so that the first one is an increase.
+    metrics.busMessages.inc({ kind: 'any', outcome: 'sealed_otherwise' }, 0)
     metrics.onScrape(() => metrics.redisUp.set({ use: 'bus' }, this.link.state() === 'ok' ? 1 : 0))
   }
 
@@ -203,7 +209,7 @@ class RedisBus implements Bus {
 
   private receive(channel: string, message: Buffer): void {
     const opened = this.open(channel, message)
-    if (opened === undefined || opened.length < 24) return this.drop('sealed_otherwise')
+    if (opened === undefined || opened.length < 24) return this.dropForeign()
     const from = uuidOf(opened.toString('hex', 0, 16))
     const number = opened.readBigUInt64BE(16)
     if (number <= (this.heard.get(from) ?? 0n)) return this.drop('repeated')
@@ -230,6 +236,15 @@ class RedisBus implements Bus {
       }
     }
     return undefined
+  }
+
+  private dropForeign(): void {
+    this.drop('sealed_otherwise')
+    if (this.toldForeign) return
+    this.toldForeign = true
+    this.options.log.warn(
+      'a message in Redis opens with no JWT_SECRET of this hub: another hub has another one, or somebody else writes to this Redis; more of them are only counted',
+    )
   }
 
   private drop(outcome: string): void {

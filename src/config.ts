@@ -215,11 +215,6 @@ export function secretFile(dataDir: string, name: string): string {
   return join(dataDir, 'secrets', name.toLowerCase())
 }
 
-/** Where a hub without PUBLIC_API_URL leaves the address that it is reached at. */
-export function originFile(dataDir: string): string {
-  return join(dataDir, 'origin')
-}
-
 /** Reads a secret kept in the data folder, or makes it: 256 bits, mode 0600. */
 export function keptSecret(dataDir: string, name: string, make = randomSecret): string {
   const file = secretFile(dataDir, name)

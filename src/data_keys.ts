@@ -3,6 +3,7 @@
 import { randomBytes } from 'node:crypto'
 import type { Database, Queryable } from './db.ts'
 import { newId } from './ids.ts'
+import type { Logger } from './log.ts'
 import { keysFrom, seal, unseal } from './seal.ts'
 
 /** The keys that wrap data keys: the present one first, then the one before a rotation. */
@@ -13,6 +14,12 @@ export function wrappingKeys(jwtSecret: string, previous: string | undefined): B
 interface KeyRow extends Record<string, unknown> {
   id: string
   wrapped: Buffer
+}
+
+/** Keys that open with no secret of this hub, and the executions that need them. */
+export interface LostKeys {
+  lost: number
+  executions: number
 }
 
 const idBytes = 16
@@ -30,17 +37,18 @@ export class DataKeys {
 
   /**
    * Wraps anew what the previous secret still opens, and makes a key where none can be opened. Returns how
-   * many keys open with neither secret: what was sealed under them is lost until that secret is back.
+   * many keys open with neither secret, and how many executions have something sealed under those: they fail
+   * until that secret is back. A hub with another secret leaves a key here that seals nothing of ours.
    */
-  async prepare(): Promise<{ lost: number }> {
+  async prepare(): Promise<LostKeys> {
     return this.db.transaction(async (tx) => {
       // Two hubs that start at once must not each make a first key.
       await tx.query(`select pg_advisory_xact_lock(hashtext('muster.data_keys'))`)
       const rows = await tx.query<KeyRow>('select id, wrapped from data_keys order by id')
-      let lost = 0
-      for (const row of rows) if (!(await this.take(tx, row))) lost++
+      const lost: string[] = []
+      for (const row of rows) if (!(await this.take(tx, row))) lost.push(row.id)
       if (this.newest === undefined) await this.make(tx)
-      return { lost }
+      return { lost: lost.length, executions: lost.length === 0 ? 0 : await sealedUnder(tx, lost) }
     })
   }
 
@@ -107,6 +115,34 @@ export class DataKeys {
     }
     return undefined
   }
+}
+
+/**
+ * Says what is lost and what brings it back; `made`: this hub made its own JWT_SECRET. A key alone harms nobody:
+ * whoever started a hub with another secret on this database has left one.
+ */
+export function tellLostKeys(log: Logger, { lost, executions }: LostKeys, made: boolean): void {
+  if (lost === 0) return
+  const counts = { keys: lost, executions }
+  const closed = 'data keys open with no JWT_SECRET that is set'
+  const cure = made
+    ? 'this hub made its own JWT_SECRET, for it is not set: set it to what the other hubs have'
+    : 'the secret that they were made under belongs into JWT_SECRET_PREVIOUS'
+  if (executions > 0) log.error(counts, `${closed}, and executions need them: ${cure}`)
+  else if (made) log.warn(counts, `${closed}: ${cure}`)
+  else
+    log.info(counts, 'data keys of another JWT_SECRET are here, and nothing that waits needs them')
+}
+
+/** How many executions that have not ended have parameters sealed under these keys. */
+async function sealedUnder(tx: Queryable, keys: readonly string[]): Promise<number> {
+  const [row] = await tx.query<{ count: number }>(
+    `select count(*)::int as count from executions
+     where secrets is not null and completed_at is null
+       and encode(substring(secrets from 1 for ${idBytes}), 'hex') = any($1::text[])`,
+    [keys.map((id) => id.replaceAll('-', ''))],
+  )
+  return row?.count ?? 0
 }
 
 function uuidOf(bytes: Buffer): string {

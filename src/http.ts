@@ -39,7 +39,7 @@ export function serveHttp(
   routes: readonly Route[],
   options: HttpOptions = {},
 ): HttpServer {
-  const server = { active: 0 }
+  const server: Server = { active: 0, probed: new Map() }
   const byPath = Map.groupBy(routes, pathOf)
   for (const [path, siblings] of byPath) {
     for (const route of siblings) {
@@ -59,6 +59,13 @@ export function serveHttp(
   }
   app.any('/*', (res, req) => new Exchange(ctx, server, options, notFound, res, req).start())
   return { inFlight: () => server.active }
+}
+
+/** What the exchanges of a server share. */
+interface Server {
+  active: number
+  /** How each probe was answered last. */
+  readonly probed: Map<Route, number>
 }
 
 function pathOf(route: Route): string {
@@ -84,7 +91,7 @@ class Exchange {
   private replyHeaders: Record<string, string> | undefined
   private actor: Actor | undefined
   private readonly ctx: Context
-  private readonly server: { active: number }
+  private readonly server: Server
   private readonly options: HttpOptions
   private readonly route: Route
   private readonly res: HttpResponse
@@ -92,7 +99,7 @@ class Exchange {
   /** Copies what is needed: `req` is dead once the synchronous callback returns. */
   constructor(
     ctx: Context,
-    server: { active: number },
+    server: Server,
     options: HttpOptions,
     route: Route,
     res: HttpResponse,
@@ -339,8 +346,9 @@ class Exchange {
       { method: route.method, route: pathOf(route), status: String(status) },
       ms / 1000,
     )
-    if (!ctx.log.isLevelEnabled('info')) return
-    ctx.log.info(
+    const level = this.isRoutine(status) ? 'debug' : 'info'
+    if (!ctx.log.isLevelEnabled(level)) return
+    ctx.log[level](
       {
         requestId: this.requestId,
         method: this.method,
@@ -353,6 +361,15 @@ class Exchange {
       },
       'request',
     )
+  }
+
+  /** A probe that is answered as before: with several probes a second they would be most of a log. */
+  private isRoutine(status: number): boolean {
+    const { route, server } = this
+    if (!route.probe) return false
+    const before = server.probed.get(route)
+    server.probed.set(route, status)
+    return status === before && status < 400
   }
 }
 
@@ -369,6 +386,7 @@ const notFound: Route = {
   may: 'public',
   organizationWide: false,
   bodyOptional: true,
+  probe: false,
   handle() {
     throw new AppError('NOT_FOUND', 'there is nothing at this path; see /api/v1/openapi.json')
   },

@@ -1,6 +1,5 @@
 // Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
 // `start.js`; tests call `run()` themselves.
-import { mkdirSync, writeFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { us_listen_socket } from 'uWebSockets.js'
 import { abuseWatch } from './abuse.ts'
@@ -9,8 +8,8 @@ import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
 import { busKeys, joinBus } from './bus.ts'
 import { Commands } from './commands.ts'
-import { ConfigError, originFile, readConfig, secretFile, type Config } from './config.ts'
-import { DataKeys, wrappingKeys } from './data_keys.ts'
+import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
+import { DataKeys, tellLostKeys, wrappingKeys } from './data_keys.ts'
 import { startDatabase, StartError } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
 import { Downloads } from './downloads.ts'
@@ -21,14 +20,16 @@ import { Handoffs } from './handoffs.ts'
 import { identities } from './identities.ts'
 import { newId } from './ids.ts'
 import { limits } from './limits.ts'
-import { createLog, withoutPasswords, type Logger } from './log.ts'
+import { createLog, withoutPasswords } from './log.ts'
 import { mailer } from './mail.ts'
 import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
 import { passwords } from './passwords.ts'
+import { aboutOf, Peers, tellOrigin } from './peers.ts'
 import { Jobs } from './queue.ts'
 import { shareRates } from './rate_sharing.ts'
 import { rateLimits } from './rates.ts'
+import { RedisNews } from './redis.ts'
 import { Releases } from './releases.ts'
 import { routes } from './resources/index.ts'
 import type { Context } from './route.ts'
@@ -102,8 +103,7 @@ export async function run(options: RunOptions): Promise<Hub> {
     stops.push(() => abuse.close())
     const wrapping = wrappingKeys(config.jwtSecret, config.jwtSecretPrevious)
     const dataKeys = new DataKeys(db, wrapping)
-    const { lost } = await dataKeys.prepare()
-    if (lost > 0) log.error({ keys: lost }, 'data keys open with no JWT_SECRET that is set')
+    tellLostKeys(log, await dataKeys.prepare(), config.generated.includes('JWT_SECRET'))
     const nodeId = newId()
     const shards = new Shards({
       count: config.shards,
@@ -121,11 +121,13 @@ export async function run(options: RunOptions): Promise<Hub> {
       onSuperseded: () => void handoffs.take('sweep'),
     })
     stops.push(() => shards.close())
+    const redisNews = new RedisNews(log)
     const bus = joinBus({
       nodeId,
       url: config.redisUrl,
       keys: busKeys(config.jwtSecret, config.jwtSecretPrevious),
       log,
+      news: redisNews,
       metrics,
     })
     stops.push(() => bus.close())
@@ -167,10 +169,15 @@ export async function run(options: RunOptions): Promise<Hub> {
       awaited: () => commands.awaited(),
     })
     stops.push(() => handoffs.close())
+    let publicOrigin = config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`
+    const isPortKnown = config.publicOrigin !== undefined || config.port !== 0
+    const own = aboutOf(config, isPortKnown ? publicOrigin : null)
+    const peers = new Peers({ own, generated: config.generated, log, metrics })
     const webhookKeys = sealKeys(config.jwtSecret, config.jwtSecretPrevious)
     const jobs = new Jobs({
       nodeId,
       version: config.version,
+      about: own,
       databaseUrl: database.url,
       ownerUrl: database.url,
       logLevel: config.logLevel,
@@ -192,6 +199,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       onRestart: () => metrics.jobsRestarts.inc(),
       // Others may have taken this hub for dead and its devices for offline: claim them anew.
       onLeaseRegained: () => shards.broadcast({ type: 'reclaim' }),
+      onPeers: (others) => peers.heard(others),
     })
     stops.push(() => jobs.close())
 
@@ -204,12 +212,11 @@ export async function run(options: RunOptions): Promise<Hub> {
 
     const rateKey = derivedKey(config.jwtSecret, 'rates')
     const sharing = config.redisUrl
-      ? shareRates({ url: config.redisUrl, key: rateKey, log, metrics })
+      ? shareRates({ url: config.redisUrl, key: rateKey, news: redisNews, metrics })
       : undefined
     if (sharing) stops.push(() => sharing.close())
 
     let draining = false
-    let publicOrigin = config.publicOrigin ?? `http://${hostOf(config)}:${config.port}`
     const ctx: Context = {
       nodeId,
       config,
@@ -246,7 +253,10 @@ export async function run(options: RunOptions): Promise<Hub> {
       get publicOrigin() {
         return publicOrigin
       },
-      checks: () => readiness(db, shards, jobs, both(bus.state(), sharing?.state())),
+      checks: async () => ({
+        ...(await readiness(db, shards, jobs, both(bus.state(), sharing?.state()))),
+        hubs: peers.state(),
+      }),
       draining: () => draining,
     }
     observeFront(ctx)
@@ -268,14 +278,20 @@ export async function run(options: RunOptions): Promise<Hub> {
     const origin = `http://${hostOf(config)}:${listening.port}`
     stops.push(async () => {
       draining = true
-      if (config.drainSeconds > 0) await handOver(config.drainSeconds * 1000, front)
+      const { drainSeconds } = config
+      if (drainSeconds > 0) {
+        const agents = front.connected()
+        log.info({ agents, drainSeconds }, 'draining: readiness says 503, agents are asked to move')
+        await handOver(drainSeconds * 1000, front)
+        log.info({ agents: front.connected() }, 'drained: takes no more connections')
+      }
       uWS.us_listen_socket_close(listening.socket)
       await leave(ctx, front, server)
       app.close()
     })
-    if (config.publicOrigin === undefined) {
+    if (!isPortKnown) {
       publicOrigin = origin
-      leaveOrigin(config, origin, log)
+      await tellOrigin(db, nodeId, origin)
     }
     const addresses = { origin, publicOrigin, database: database.where }
     for (const line of greeting(config, addresses)) say(line)
@@ -373,17 +389,6 @@ async function readiness(db: Database, shards: Shards, jobs: Jobs, redis: 'ok' |
     shards: shards.healthy() ? 'ok' : 'a shard is behind',
     jobs: jobs.healthy() ? 'ok' : 'the jobs thread does not answer',
     redis,
-  }
-}
-
-/** For `npm run admin`, whose links lead here: only the hub knows which port it got. */
-function leaveOrigin({ dataDir }: Config, origin: string, log: Logger): void {
-  try {
-    mkdirSync(dataDir, { recursive: true, mode: 0o700 })
-    writeFileSync(originFile(dataDir), `${origin}\n`, { mode: 0o600 })
-  } catch (error) {
-    // A hub with a database elsewhere needs no data folder for anything else.
-    log.warn({ err: error }, 'DATA_DIR keeps no address for npm run admin; set PUBLIC_API_URL')
   }
 }
 

@@ -161,6 +161,11 @@ export function createMetrics(version: string) {
       help: 'Messages between hubs, by kind and outcome: sent, refused (not sent), or dropped on arrival.',
       labelNames: ['kind', 'outcome'],
     }),
+    settingsDiffer: gauge({
+      name: 'muster_settings_differ',
+      help: 'Whether another hub that is alive has another value of this setting.',
+      labelNames: ['setting'],
+    }),
     handoffs: counter({
       name: 'muster_handoffs_total',
       help: 'Changes that other hubs handed to this one, by what found them: hint (Redis) or sweep.',

@@ -6,6 +6,7 @@ import { readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import type { RunnerOption } from 'node-pg-migrate'
 import pg from 'pg'
+import { missingGrants } from './database_rights.ts'
 import { compareVersions } from './versions.ts'
 
 /** Our tables stand apart from the hub's, which its role may write. */
@@ -100,10 +101,27 @@ async function withClient<T>(
   await client.connect()
   try {
     return await work(client)
+  } catch (error) {
+    throw await withGrants(client, error)
   } finally {
     // Also gives the lock back.
     await client.end()
   }
+}
+
+/** What PostgreSQL did not permit, with all that it takes to permit it; any other error as it is. */
+async function withGrants(client: pg.Client, error: unknown): Promise<unknown> {
+  const refused = error instanceof MigrationRefused ? error.cause : error
+  if (!(refused instanceof Error) || !('code' in refused) || refused.code !== '42501') return error
+  await client.query('rollback')
+  const { user, run } = await missingGrants(client)
+  if (run.length === 0) return error
+  return new MigrationRefused(
+    `the database user ${user} may not make what a first start makes (${refused.message}); ` +
+      `let a superuser run this in the database, and start again:\n${run.map((one) => `  ${one}`).join('\n')}`,
+    1,
+    refused,
+  )
 }
 
 /** The lock of node-pg-migrate itself, which a session may take twice: our checks are under it too. */

@@ -8,12 +8,15 @@ import type { Change } from './handoff_sql.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { observeLoop, observePool } from './observe.ts'
+import type { About, Peer } from './peers.ts'
 import type { CommandMessage, EndedStatus, Observed } from './protocol.ts'
 import type { SealKeys } from './webhook_secrets.ts'
 
 export interface JobsOptions {
   nodeId: string
   version: string
+  /** What the other hubs are told of this one. */
+  about: About
   /** The hub's own role. */
   databaseUrl: string
   /** May create the schema of pg-boss and drop partitions. */
@@ -36,6 +39,8 @@ export interface JobsOptions {
   onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
   onLeaseRegained?: () => void
+  /** The other hubs that are alive changed, or what they tell of themselves. */
+  onPeers?: (peers: Peer[]) => void
 }
 
 export interface WebhookSettings {
@@ -69,6 +74,7 @@ export function changesOf(commands: readonly DeviceCommand[]): Change[] {
 export interface JobsData {
   nodeId: string
   version: string
+  about: About
   databaseUrl: string
   ownerUrl: string
   logLevel: string
@@ -83,6 +89,7 @@ export type ToJobs = { type: 'stop' }
 export type FromJobs =
   /** This hub is known to the others from now on; `held`: it was so all the time before, too. */
   | { type: 'leased'; held: boolean }
+  | { type: 'peers'; peers: Peer[] }
   | { type: 'ended'; status: EndedStatus; ended: EndedCommand[] }
   | { type: 'commands'; commands: DeviceCommand[] }
   /** Commands that their actors are to cancel, as far as they are connected here. */
@@ -161,12 +168,13 @@ export class Jobs {
 
   /** Starts the thread at once; it keeps trying while PostgreSQL is away. */
   constructor(options: JobsOptions) {
-    const { nodeId, version, databaseUrl, ownerUrl, logLevel, restartGraceSeconds } = options
+    const { nodeId, version, about, databaseUrl, ownerUrl, logLevel, restartGraceSeconds } = options
     const { keys, allowedCidrs } = options.webhooks
     this.options = options
     this.data = {
       nodeId,
       version,
+      about,
       databaseUrl,
       ownerUrl,
       logLevel,
@@ -248,6 +256,8 @@ export class Jobs {
     switch (message.type) {
       case 'leased':
         return this.onLeased(message.held)
+      case 'peers':
+        return this.options.onPeers?.(message.peers)
       case 'ended':
         metrics.commandsEnded.inc({ status: message.status }, message.ended.length)
         return onEnded(message.ended)

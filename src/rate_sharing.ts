@@ -3,10 +3,9 @@
 import { hash } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { limits } from './limits.ts'
-import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
 import { RateTally, type Due } from './rate_tally.ts'
-import { connectionTo, keepRedis, type Connection } from './redis.ts'
+import { connectionTo, keepRedis, type Connection, type RedisNews } from './redis.ts'
 
 export interface RateSharing {
   /** Where rates note what is to be shared. */
@@ -20,7 +19,7 @@ export interface RateSharingOptions {
   url: string
   /** Hashes callers, so that Redis holds no e-mail and no address; the same on every hub. */
   key: Buffer
-  log: Logger
+  news: RedisNews
   metrics: Metrics
 }
 
@@ -57,7 +56,7 @@ return answer
 
 /** Starts sharing; resolves never, fails never: while Redis is away it keeps trying. */
 export function shareRates(options: RateSharingOptions): RateSharing {
-  const { log, metrics } = options
+  const { news, metrics } = options
   const tally = new RateTally()
   const key = options.key.toString('base64url')
   const probe = keyOf(key, 'PROBE')
@@ -65,8 +64,8 @@ export function shareRates(options: RateSharingOptions): RateSharing {
   let inFlight = 0
   const link = keepRedis({
     use: share,
-    onLost: (error) => log.warn({ err: error }, 'Redis is down; this hub limits rates by itself'),
-    onBack: () => log.info('Redis answers; rates are shared'),
+    onLost: (error) => news.lost('rates', error),
+    onBack: () => news.back('rates'),
     signal: stop.signal,
   })
   metrics.onScrape(() => {

@@ -2,6 +2,7 @@
 // it. Redis holds nothing that can't be lost; what is shared through it stands in the files that use this one.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
 
 export type Connection = Awaited<ReturnType<typeof connectionTo>>
 
@@ -52,6 +53,38 @@ export async function connectionTo(url: string, signal: AbortSignal) {
       signal.removeEventListener('abort', abort)
       client.destroy()
     },
+  }
+}
+
+/** What a hub uses Redis for, each over connections of its own. */
+export type RedisPurpose = 'bus' | 'rates'
+
+/** Tells of one Redis once, although each use notices by itself that it is gone or back. */
+export class RedisNews {
+  private readonly missing: Set<RedisPurpose>
+  private told = false
+  private readonly log: Logger
+
+  constructor(log: Logger, uses: readonly RedisPurpose[] = ['bus', 'rates']) {
+    this.log = log
+    this.missing = new Set(uses)
+  }
+
+  lost(use: RedisPurpose, error: unknown): void {
+    this.missing.add(use)
+    if (this.told) return this.log.debug({ err: error, use }, 'Redis is down')
+    this.told = true
+    this.log.warn(
+      { err: error, use },
+      'Redis is down: this hub limits rates by itself, and what other hubs hand over arrives by the sweep',
+    )
+  }
+
+  back(use: RedisPurpose): void {
+    this.missing.delete(use)
+    if (this.missing.size > 0) return
+    this.told = false
+    this.log.info('Redis answers: hubs reach each other and share rates')
   }
 }
 

@@ -147,6 +147,8 @@ export interface Route {
   responses: Record<number, TSchema | null>
   /** True where a request without any body means `{}`. */
   bodyOptional: boolean
+  /** Asked by machines every few seconds: the access log shows when the answer changes, and refusals. */
+  probe: boolean
   /** Request headers the handler reads, lower case; others are gone once the body arrives. */
   headers: readonly string[]
   handle: (ctx: Context, call: Call<unknown, unknown, unknown>) => Promise<Reply> | Reply
@@ -177,6 +179,7 @@ interface RouteOptions<
   query?: Q
   body?: B
   bodyOptional?: boolean
+  probe?: boolean
   headers?: readonly string[]
   responses: Record<number, TSchema | null>
   handle: (ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>) => Promise<Reply> | Reply
@@ -193,6 +196,7 @@ export function route<
     at: 'base',
     organizationWide: false,
     bodyOptional: false,
+    probe: false,
     headers: [],
     ...rest,
     params: params && checker(params, ''),

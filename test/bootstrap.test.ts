@@ -143,15 +143,16 @@ test('an invitation by hand is made, and repeated with a new link until it is ac
   })
   assert.equal(first.code, 0, first.err)
   assert.match(first.out, /^https:\/\/hub\.example\.org\/accept-invite#token=min_[\w-]{43}\n$/)
-  const second = await runAdmin(['invite', 'new@example.org'])
+  const elsewhere = { PUBLIC_API_URL: 'https://elsewhere.example.org' }
+  const second = await runAdmin(['invite', 'new@example.org'], elsewhere)
   assert.equal(second.code, 0, second.err)
-  assert.match(second.out, /^http:\/\/127\.0\.0\.1:8080\/accept-invite#token=min_/)
+  assert.match(second.out, /^https:\/\/elsewhere\.example\.org\/accept-invite#token=min_/)
   assert.notEqual(second.out.split('=')[1], first.out.split('=')[1])
   const [user] = await db.query<{ hash: Buffer }>('select invite_hash as hash from users')
   assert.deepEqual(user?.hash, sha256(second.out.trim().split('=')[1] ?? ''))
 
   await db.query(`update users set status = 'active', invite_hash = null`)
-  const third = await runAdmin(['invite', 'new@example.org'])
+  const third = await runAdmin(['invite', 'new@example.org'], elsewhere)
   assert.deepEqual([third.code, third.out], [1, ''])
   assert.match(third.err, /accepted an invitation before and is active/)
 })
@@ -170,8 +171,17 @@ test('beside a running hub the invitation finds its embedded database', async ()
       hubVersion,
       directory: migrationsDirectory,
     })
+    const early = await runAdmin(['invite', 'a@example.org'], env)
+    assert.equal(early.code, 1)
+    assert.match(early.err, /^No hub has told where it is reached.*PUBLIC_API_URL/)
+    assert.deepEqual(await own.query('select from users'), [])
+    await own.query(
+      `insert into nodes (id, version, lease_until, about)
+       values (gen_random_uuid(), '1.0.0', now(), '{"publicOrigin": "http://127.0.0.1:9999"}')`,
+    )
     const invited = await runAdmin(['invite', 'a@example.org'], env)
     assert.equal(invited.code, 0, invited.err)
+    assert.match(invited.out, /^http:\/\/127\.0\.0\.1:9999\/accept-invite#token=/)
     const [user] = await own.query<{ hash: Buffer }>('select invite_hash as hash from users')
     assert.deepEqual(user?.hash, sha256(invited.out.trim().split('=')[1] ?? ''))
     assert.deepEqual(readdirSync(folder), ['postgres'], 'the command made secrets')

@@ -1,9 +1,15 @@
 // What machines ask of a hub, through its port.
 import assert from 'node:assert/strict'
+import { mkdtempSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import { hubVersion } from '../src/config.ts'
+import { removeFolder } from './support/folders.ts'
 import { metricsToken, startHub, type TestHub } from './support/hub.ts'
+import { freePort, HubProcess } from './support/hub_process.ts'
 import { outcome } from './support/people.ts'
+import { createDatabase } from './support/postgres.ts'
 import { until } from './support/until.ts'
 
 let hub: TestHub
@@ -29,7 +35,14 @@ describe('readiness', () => {
     assert.equal(status, 200)
     assert.deepEqual(body, {
       status: 'ok',
-      checks: { database: 'ok', migrations: 'ok', shards: 'ok', jobs: 'ok', redis: 'off' },
+      checks: {
+        database: 'ok',
+        migrations: 'ok',
+        shards: 'ok',
+        jobs: 'ok',
+        redis: 'off',
+        hubs: 'ok',
+      },
     })
   })
 
@@ -38,7 +51,8 @@ describe('readiness', () => {
     ['degraded without Redis, but ready', { redis: 'no answer' }, false, 200, 'degraded'],
     ['unavailable without the database', { database: 'no answer' }, false, 503, 'unavailable'],
     ['unavailable without the jobs', { jobs: 'no answer' }, false, 503, 'unavailable'],
-    ['unavailable while the hub stops', {}, true, 503, 'unavailable'],
+    ['draining while the hub stops', {}, true, 503, 'draining'],
+    ['draining also with a part broken', { database: 'no answer' }, true, 503, 'draining'],
   ]
   for (const [name, broken, draining, status, word] of cases) {
     test(`is ${name}`, async (t) => {
@@ -51,6 +65,53 @@ describe('readiness', () => {
       assert.deepEqual(answer.body, { status: word, checks })
     })
   }
+})
+
+test('the log tells of probes when their answer changes, and that a hub drains', async (t) => {
+  const database = await createDatabase()
+  const folder = mkdtempSync(join(tmpdir(), 'muster-health-'))
+  const process = new HubProcess(await freePort(), {
+    DATABASE_URL: database.url,
+    DATA_DIR: folder,
+    LOG_LEVEL: 'info',
+    DRAIN_SECONDS: '60',
+  })
+  t.after(async () => {
+    await process.kill('SIGKILL')
+    await database.drop()
+    removeFolder(folder)
+  })
+  const lines = () =>
+    process.output
+      .split('\n')
+      .filter((line) => line.startsWith('{'))
+      .map((line) => JSON.parse(line) as { msg: string; route?: string; status?: number })
+  const answered = (code: number) =>
+    lines().filter(({ route, status }) => route === '/health/ready' && status === code).length
+  const ask = async (path: string) => {
+    const answer = await fetch(`${process.origin}${path}`)
+    return { status: answer.status, body: (await answer.json()) as { status: string } }
+  }
+
+  await process.start()
+  for (let n = 0; n < 5; n++) assert.equal((await ask('/health/ready')).body.status, 'ok')
+  // Written after them, into the same pipe.
+  await ask('/api/v1/openapi.json')
+  await until('the document', () => lines().some(({ route }) => route === '/api/v1/openapi.json'))
+  assert.equal(answered(200), 1)
+
+  const ended = process.kill('SIGTERM')
+  await until('the drain', () => lines().some(({ msg }) => msg.startsWith('draining: ')))
+  const refused = answered(503)
+  for (let n = 0; n < 2; n++) {
+    const { status, body } = await ask('/health/ready')
+    assert.deepEqual([status, body.status], [503, 'draining'])
+  }
+  await until('both refusals', () => answered(503) === refused + 2)
+  assert.equal(answered(200), 1)
+  // A second signal ends it at once.
+  void process.kill('SIGTERM')
+  assert.equal(await ended, 130)
 })
 
 describe('metrics', () => {

@@ -39,6 +39,7 @@ function start(options: Partial<JobsOptions> = {}): void {
   jobs = new Jobs({
     nodeId: newId(),
     version: '1.0.0',
+    about: { host: 'test', publicOrigin: null, redis: false, secrets: [] },
     databaseUrl: database.url,
     ownerUrl: database.url,
     logLevel: 'silent',

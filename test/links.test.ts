@@ -1,14 +1,13 @@
-// Where links lead: to the port that a hub got, or to the address that it was told; and the file that tells
-// `npm run admin` of the first.
+// Where links lead: to the port that a hub got, or to the address that it was told; and how `npm run admin` knows
+// of either from the database.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { existsSync, mkdtempSync, readFileSync, statSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { afterEach, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
-import { originFile } from '../src/config.ts'
 import { removeFolder } from './support/folders.ts'
 import { startHub, type TestHub } from './support/hub.ts'
 
@@ -31,23 +30,27 @@ async function hubWith(env: Record<string, string>): Promise<TestHub> {
   return hub
 }
 
-/** What `npm run admin -- invite` prints for a hub of this environment. */
+/** What `npm run admin -- invite` prints where nothing is set but the database and `more`. */
 async function invite({ env }: TestHub, more: Record<string, string> = {}): Promise<string> {
   const { stdout } = await promisify(execFile)(
     process.execPath,
     ['scripts/admin.ts', 'invite', 'root@example.org'],
-    { cwd: root, env: { PATH: process.env['PATH'] ?? '', ...env, ...more } },
+    {
+      cwd: root,
+      env: {
+        PATH: process.env['PATH'] ?? '',
+        DATA_DIR: folder(),
+        DATABASE_URL: env['DATABASE_URL'] ?? '',
+        ...more,
+      },
+    },
   )
   return stdout
 }
 
-test('on port 0 links name the port it got, which DATA_DIR keeps for the admin tool', async () => {
-  const DATA_DIR = join(folder(), 'not', 'there', 'yet')
-  const hub = await hubWith({ DATA_DIR })
+test('on port 0 links name the port it got, which the admin tool finds', async () => {
+  const hub = await hubWith({})
   assert.notEqual(hub.hub.port, 0)
-  const file = originFile(DATA_DIR)
-  assert.equal(readFileSync(file, 'utf8'), `http://127.0.0.1:${hub.hub.port}\n`)
-  assert.equal(statSync(file).mode & 0o777, 0o600)
   const { body } = await hub.post('/users/invite', {
     email: 'a@example.org',
     role: 'platform_admin',
@@ -57,19 +60,37 @@ test('on port 0 links name the port it got, which DATA_DIR keeps for the admin t
   assert.deepEqual(document.servers, [{ url: `${hub.origin}/api/v1` }])
   const { websocketUrl } = await hub.enroll()
   assert.ok(websocketUrl.startsWith(`ws://127.0.0.1:${hub.hub.port}/api/v1/agents/`), websocketUrl)
-  assert.ok((await invite(hub)).includes(`${hub.origin}/accept-invite#token=`))
+  assert.ok((await invite(hub)).startsWith(`${hub.origin}/accept-invite#token=`))
 })
 
-test('in production they lead to PUBLIC_API_URL, whatever the port, and no address is kept', async () => {
-  const DATA_DIR = folder()
+test('in production they lead to PUBLIC_API_URL, whatever the port, the admin tool’s too', async () => {
   for (const given of ['https://mdm.example.org', 'https://mdm.example.org/api/v1']) {
-    const hub = await hubWith({ DATA_DIR, NODE_ENV: 'production', PUBLIC_API_URL: given })
+    const hub = await hubWith({ NODE_ENV: 'production', PUBLIC_API_URL: given })
     const body = { email: 'a@example.org', role: 'platform_admin' }
     const { inviteUrl } = (await hub.post('/users/invite', body)).body
     assert.match(inviteUrl, /^https:\/\/mdm\.example\.org\/accept-invite#token=/)
     const { websocketUrl } = await hub.enroll()
     assert.match(websocketUrl, /^wss:\/\/mdm\.example\.org\/api\/v1\/agents\//)
-    assert.match(await invite(hub), /https:\/\/mdm\.example\.org\/accept-invite#token=/)
-    assert.equal(existsSync(originFile(DATA_DIR)), false)
+    assert.match(await invite(hub), /^https:\/\/mdm\.example\.org\/accept-invite#token=/)
+    const told = await invite(hub, { PUBLIC_API_URL: 'https://elsewhere.example.org/api/v1' })
+    assert.match(told, /^https:\/\/elsewhere\.example\.org\/accept-invite#token=/)
   }
+})
+
+test('the admin tool prefers a hub that lives to one that left, and invents no address', async () => {
+  const hub = await hubWith({ PUBLIC_API_URL: 'https://first.example.org' })
+  const next = await startHub({
+    DATABASE_URL: hub.env['DATABASE_URL'] ?? '',
+    PUBLIC_API_URL: 'https://next.example.org',
+  })
+  await next.close()
+  assert.match(await invite(hub), /^https:\/\/first\.example\.org\//)
+  await hub.hub.ctx.db.query(`update nodes set about = about || '{"left": true}'`)
+  assert.match(await invite(hub), /^https:\/\/\w+\.example\.org\//)
+  await hub.hub.ctx.db.query('update nodes set about = null')
+  await assert.rejects(invite(hub), {
+    code: 1,
+    stderr:
+      /^No hub has told where it is reached: start it, or set PUBLIC_API_URL to its address\.\n$/,
+  })
 })

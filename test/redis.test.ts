@@ -6,12 +6,15 @@ import { createServer, type AddressInfo, type Socket } from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe, test } from 'node:test'
+import { busKeys, joinBus } from '../src/bus.ts'
 import { ConfigError, readConfig } from '../src/config.ts'
+import { newId } from '../src/ids.ts'
 import { rateDefaults } from '../src/limits.ts'
 import { createLog, type Logger } from '../src/log.ts'
 import { createMetrics } from '../src/metrics.ts'
 import { shareRates } from '../src/rate_sharing.ts'
 import { rateLimits } from '../src/rates.ts'
+import { RedisNews } from '../src/redis.ts'
 import { makeCertificate } from './support/certificate.ts'
 import { startHub } from './support/hub.ts'
 import { freePort, HubProcess } from './support/hub_process.ts'
@@ -148,11 +151,79 @@ describe('what is no Redis, or not ours', () => {
   /** Rates shared through `url`, without a hub around them. */
   function share(url: string, log: CollectingLog) {
     const key = Buffer.from('a key of a test')
-    const sharing = shareRates({ url, key, log: log.log, metrics: createMetrics('0.0.0') })
+    const news = new RedisNews(log.log, ['rates'])
+    const sharing = shareRates({ url, key, news, metrics: createMetrics('0.0.0') })
     const limiter = rateLimits(rateDefaults, undefined, sharing.tally)
     return { tally: sharing.tally, limiter, sharing }
   }
 })
+
+test('two uses of one Redis tell of its outage once, and of its return when both are back', () => {
+  const log = collectingLog('info')
+  const news = new RedisNews(log.log)
+  const told = () =>
+    log.lines.splice(0).map((line) => {
+      const { level, use } = JSON.parse(line) as { level: number; use?: string }
+      return [level, use]
+    })
+  news.back('rates')
+  assert.deepEqual(told(), [])
+  news.back('bus')
+  assert.deepEqual(told(), [[30, undefined]])
+  news.lost('rates', new Error('closed'))
+  news.lost('bus', new Error('closed'))
+  assert.deepEqual(told(), [[40, 'rates']])
+  news.back('bus')
+  // It was told of, and still is not whole.
+  news.lost('bus', new Error('closed'))
+  news.back('rates')
+  assert.deepEqual(told(), [])
+  news.back('bus')
+  assert.deepEqual(told(), [[30, undefined]])
+  news.lost('bus', new Error('closed'))
+  assert.deepEqual(told(), [[40, 'bus']])
+})
+
+test(
+  'what no secret of a hub opens is counted each time, and told once',
+  { skip: withoutRedis },
+  async () => {
+    const redis = await startRedis()
+    const log = collectingLog()
+    const member = (secret: string) => {
+      const nodeId = newId()
+      const metrics = createMetrics('0.0.0')
+      const news = new RedisNews(log.log, ['bus'])
+      const keys = busKeys(secret, undefined)
+      const bus = joinBus({ nodeId, url: redis.url, keys, log: log.log, news, metrics })
+      return { nodeId, bus, metrics }
+    }
+    const [one, other, same] = [member('one'), member('another'), member('one')]
+    try {
+      const all = [one, other, same]
+      await until('all to be there', () => all.every(({ bus }) => bus.state() === 'ok'))
+      const dropped = async () =>
+        /^muster_bus_messages_total\{kind="any",outcome="sealed_otherwise"\} (\d+)$/m.exec(
+          await one.metrics.text(),
+        )?.[1]
+      assert.equal(await dropped(), '0')
+      const heard: string[] = []
+      one.bus.on('handed', (from) => heard.push(from))
+      for (let n = 1; n <= 3; n++) {
+        other.bus.send(one.nodeId, 'handed', '')
+        await until('the message', async () => (await dropped()) === String(n))
+      }
+      assert.deepEqual(log.lines.length, 1)
+      assert.match(log.lines[0] ?? '', /opens with no JWT_SECRET of this hub/)
+      same.bus.send(one.nodeId, 'handed', '')
+      await until('the other message', () => heard.length > 0)
+      assert.deepEqual(heard, [same.nodeId])
+    } finally {
+      for (const { bus } of [one, other, same]) await bus.close()
+      await redis.close()
+    }
+  },
+)
 
 test('an address of Redis that can not be used is named at the start, without its password', () => {
   const problemOf = (url: string) => {
@@ -191,10 +262,10 @@ interface CollectingLog {
   lines: string[]
 }
 
-/** A logger of ours whose warnings are kept. */
-function collectingLog(): CollectingLog {
+/** A logger of ours whose lines are kept, warnings unless told. */
+function collectingLog(level = 'warn'): CollectingLog {
   const lines: string[] = []
-  const log = createLog('warn', 'test', { write: (line) => void lines.push(line) })
+  const log = createLog(level, 'test', { write: (line) => void lines.push(line) })
   return { log, lines }
 }
 

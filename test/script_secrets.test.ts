@@ -138,6 +138,9 @@ test('it outlives a rotation of JWT_SECRET, and without the old one the command 
   await later.close()
 
   const lost = await restarted({ JWT_SECRET: 'a third test secret of more than 32 bytes' })
+  const strange = new DataKeys(lost.ctx.db, wrappingKeys('a fourth secret', undefined))
+  // Two agents took their commands and ended none, one has not come yet. Of two keys one seals nothing.
+  assert.deepEqual(await strange.prepare(), { lost: 2, executions: 3 })
   const three = await FakeAgent.connect(devices[2] as Device, lost.origin)
   const [command] = await until('the end', async () => {
     const rows = await db.query<{ status: string; result: { error: string } }>(
@@ -168,7 +171,7 @@ test('keys: two hubs that begin at once share one, and what is sealed under it o
   // A shard asks for a key that it has never seen.
   assert.equal((await new DataKeys(hubDb, wrapping).opener(sealed))?.(), 'plain')
   const stranger = new DataKeys(hubDb, wrappingKeys('another', undefined))
-  assert.deepEqual(await stranger.prepare(), { lost: 1 })
+  assert.deepEqual(await stranger.prepare(), { lost: 1, executions: 0 })
   assert.equal(await stranger.opener(sealed), null)
   await hubDb.close()
 })

@@ -171,6 +171,8 @@ test('the embedded default: from the printed words to a command on a device, and
   await hub.start()
   assert.ok(postgresOf(dataDir).length > 0, 'no PostgreSQL runs in the data folder')
 
+  await told(hub, /^\(kept in .+\)$/m)
+  assertAsInReadme(hub, dataDir)
   const [, email, password] = await told(hub, /^Sign in as (\S+) with the password (\S+)$/m)
   const [, secretFile] = await told(hub, /^AGENT_ENROLLMENT_SECRET is kept in (.+)$/m)
   assert.ok(email && password && secretFile)
@@ -258,6 +260,29 @@ function assertNamed(stderr: string, names: string[]): void {
   )
   const named = lines.map((line) => /^ {2}([A-Z_]+) \S/.exec(line)?.[1] ?? line)
   assert.deepEqual(named.toSorted(), names.toSorted())
+}
+
+/** The sample of README.md names each line that a first start prints, in order; `…` stands for anything. */
+function assertAsInReadme(hub: HubProcess, dataDir: string): void {
+  const readme = readFileSync(join(root, 'README.md'), 'utf8')
+  const [, sample = ''] = /^\$ npm start\n([^`]+)```$/m.exec(readme) ?? []
+  const expected = sample
+    .trimEnd()
+    .split('\n')
+    .map((line) => {
+      const text = line
+        .replaceAll('./data', dataDir)
+        .replaceAll(':8080', `:${hub.port}`)
+        .replace('Muster 0.1.0', `Muster ${hubVersion}`)
+        .replace('created in 0.5 s', 'created in … s')
+      const parts = text.split('…').map((part) => part.replace(/[\\^$.*+?()[\]{}|]/g, '\\$&'))
+      return new RegExp(`^${parts.join('.+')}$`)
+    })
+  const printed = hub.output.split('\n').filter((line) => line !== '' && !line.startsWith('{'))
+  // Whose user it runs as depends on the machine.
+  const lines = printed.map((line) => line.replace(/^(creating the embedded .*), run .*$/, '$1'))
+  for (const [n, line] of lines.entries()) assert.match(line, expected[n] ?? /^nothing more$/)
+  assert.equal(lines.length, expected.length)
 }
 
 /** What the hub printed; its last lines come after it is ready. */

@@ -207,7 +207,9 @@ describe('a failed upgrade', () => {
       return body.data[0]?.occurrences === 2 && body.data[0]
     })
     assert.match(alert.title, /^upgrade_agent failed on host: hub_unreachable$/)
+    assert.match(alert.message, /^upgrade_agent to 2\.0\.0 failed on host: hub_unreachable; /)
     assert.equal(alert.context.reason, 'hub_unreachable')
+    assert.equal(alert.context.version, '2.0.0')
   })
 
   test('gives no room to an agent that puts prose into the reason', async () => {

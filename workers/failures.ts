@@ -18,6 +18,8 @@ interface FailedEnd extends Record<string, unknown> {
   exitCode: number | null
   /** Of an upgrade: the code that says why. */
   reason: string | null
+  /** Of an upgrade: the version that was asked for. */
+  version: string | null
   hostname: string
 }
 
@@ -49,19 +51,20 @@ export function raiseFailures(db: Database): Promise<number> {
 }
 
 function alertOf(end: FailedEnd): NewAlert {
-  const { orgId, deviceId, commandId, action, status, executionId, exitCode, reason, hostname } =
-    end
+  const { orgId, deviceId, commandId, action, status, executionId, exitCode, hostname } = end
+  const { reason, version } = end
   const kind = kindOf(end)
   const what = kind === 'script_failed' ? 'A script' : action
   const how = status === 'timeout' ? 'did not end in time' : 'failed'
   const code = exitCode === null ? '' : ` with exit code ${exitCode}`
   const why = reason === null ? '' : `: ${reason}`
+  const to = version === null ? '' : ` to ${version}`
   return {
     kind,
     severity: kind === 'upgrade_failed' ? 'high' : 'medium',
     title: `${what} ${how} on ${hostname}${why}`,
     // Not what the command said: that may hold what only its readers should see.
-    message: `${what} ${how}${code} on ${hostname}${why}; command ${commandId} has its output.`,
+    message: `${what}${to} ${how}${code} on ${hostname}${why}; command ${commandId} has its output.`,
     context: {
       commandId,
       action,
@@ -69,6 +72,7 @@ function alertOf(end: FailedEnd): NewAlert {
       exitCode,
       executionId,
       ...(reason === null ? {} : { reason }),
+      ...(version === null ? {} : { version }),
     },
     // One for a device and what it was to do: a job that fails each night counts up.
     dedupeKey: kind === 'command_failed' ? `${kind}:${deviceId}:${action}` : `${kind}:${deviceId}`,
@@ -92,7 +96,8 @@ export const failedEndsSql = `
 select e.xid::text as xid, e.id as "eventId", e.org_id as "orgId", d.id as "deviceId",
   e.data->>'commandId' as "commandId", e.data->>'action' as action, e.data->>'status' as status,
   c.execution_id as "executionId", (c.result->>'exitCode')::float8 as "exitCode",
-  case when c.action = 'upgrade_agent' then ${reasonSql('c')} end as reason, d.hostname
+  case when c.action = 'upgrade_agent' then ${reasonSql('c')} end as reason,
+  case when c.action = 'upgrade_agent' then c.payload->>'version' end as version, d.hostname
 from (
   select e.* from events e
   where e.type in ('command.failed', 'command.timeout') and (e.xid, e.id) > ($1::xid8, $2::uuid)

@@ -22,7 +22,7 @@ import { fanOut, finishExecutions, resendStalled } from './executions.ts'
 import { raiseFailures } from './failures.ts'
 import { maintain } from './maintenance.ts'
 import { endInterrupted } from '../src/terminal_rows.ts'
-import { deadNodes, endOrphans, forgetNodes, Lease } from './nodes.ts'
+import { deadNodes, endOrphans, forgetNodes, Lease, PeerWatch } from './nodes.ts'
 import { advance, noteUpgradeEnds, sendDueRollouts, type RolloutNews } from './rollouts.ts'
 import { sealAudit } from './sealing.ts'
 import { endExpired, endTimedOut, forgetIdempotencyKeys } from './sweeps.ts'
@@ -70,7 +70,8 @@ const webhooks = new Webhooks({
   log,
   count,
 })
-const lease = new Lease(db, { id: data.nodeId, version: data.version })
+const lease = new Lease(db, { id: data.nodeId, version: data.version, about: data.about })
+const peers = new PeerWatch(db, data.nodeId)
 const loop = new LoopDelay()
 const stopping = new AbortController()
 let swept: Record<string, number> = {}
@@ -153,6 +154,8 @@ async function pause(ms: number): Promise<void> {
 async function renewLease(): Promise<void> {
   const { first, held } = await lease.renew()
   if (first || !held) tell({ type: 'leased', held })
+  const changed = await peers.look()
+  if (changed) tell({ type: 'peers', peers: changed })
 }
 
 // ---- sweeps ----------------------------------------------------------------------------------

@@ -3,8 +3,16 @@
 import type { Queryable, Row } from '../src/db.ts'
 import { newEventId } from '../src/events.ts'
 import { limits } from '../src/limits.ts'
+import type { About, Peer } from '../src/peers.ts'
 
 const leaseMs = limits.nodeLeaseSeconds * 1000
+
+export interface Node {
+  id: string
+  version: string
+  /** What the others are told of it. */
+  about?: About
+}
 
 /** This hub's place among the living. */
 export class Lease {
@@ -12,10 +20,10 @@ export class Lease {
   private sinceMs = 0
   private renewedMs = -Infinity
   private readonly db: Queryable
-  private readonly node: { id: string; version: string }
+  private readonly node: Node
   private readonly now: () => number
 
-  constructor(db: Queryable, node: { id: string; version: string }, now = () => performance.now()) {
+  constructor(db: Queryable, node: Node, now = () => performance.now()) {
     this.db = db
     this.node = node
     this.now = now
@@ -31,6 +39,7 @@ export class Lease {
       this.node.id,
       this.node.version,
       limits.nodeLeaseSeconds,
+      this.node.about === undefined ? null : JSON.stringify(this.node.about),
     ])
     const first = this.renewedMs === -Infinity
     const held = row?.held === true
@@ -54,7 +63,8 @@ export class Lease {
    */
   async leave(graceSeconds: number): Promise<void> {
     await this.db.query(
-      'update nodes set lease_until = now() + make_interval(secs => $2) where id = $1',
+      `update nodes set lease_until = now() + make_interval(secs => $2),
+         about = about || '{"left": true}' where id = $1`,
       [this.node.id, graceSeconds],
     )
   }
@@ -62,11 +72,60 @@ export class Lease {
 
 const renewSql = `
 with renewed as (
-  insert into nodes (id, version, lease_until)
-  values ($1, $2, now() + make_interval(secs => $3))
+  insert into nodes (id, version, lease_until, about)
+  values ($1, $2, now() + make_interval(secs => $3), $4)
   on conflict (id) do update set lease_until = excluded.lease_until, version = excluded.version
 )
 select coalesce((select lease_until > now() from nodes where id = $1), false) as held`
+
+interface PeerRow extends Peer, Row {
+  leaseUntil: string
+}
+
+/**
+ * Which other hubs are alive beyond doubt: those that renewed their lease while this one looked. One that was killed
+ * a moment ago may hold a lease too, and nobody should hear of its settings.
+ */
+export class PeerWatch {
+  /** The lease of each as it was seen first; null since it was renewed. */
+  private leases: ReadonlyMap<string, string | null> | undefined
+  private told = ''
+  private readonly db: Queryable
+  private readonly nodeId: string
+
+  constructor(db: Queryable, nodeId: string) {
+    this.db = db
+    this.nodeId = nodeId
+  }
+
+  /** The peers that are alive, where that changed; the first look tells nothing. */
+  async look(): Promise<Peer[] | undefined> {
+    const rows = await this.db.query<PeerRow>(peersSql, [this.nodeId])
+    const before = this.leases
+    this.leases = new Map(
+      rows.map(({ id, leaseUntil }) => {
+        const lease = before?.get(id)
+        const renewed = lease === null || (lease !== undefined && lease !== leaseUntil)
+        return [id, renewed ? null : (lease ?? leaseUntil)]
+      }),
+    )
+    if (before === undefined) return undefined
+    const peers = rows
+      .filter(({ id }) => this.leases?.get(id) === null)
+      .map(({ id, version, startedAt, about }) => ({ id, version, startedAt, about }))
+    const text = JSON.stringify(peers)
+    if (text === this.told) return undefined
+    this.told = text
+    return peers
+  }
+}
+
+/** $1 this node. Of a hub that left in order, or of a version that tells nothing of itself, there is nothing to say. */
+const peersSql = `
+select id, version, to_json(started_at) #>> '{}' as "startedAt", lease_until::text as "leaseUntil", about
+from nodes
+where id <> $1 and lease_until > now() and about is not null and not about ? 'left'
+order by id`
 
 /** The nodes whose lease is over. */
 export async function deadNodes(db: Queryable): Promise<string[]> {

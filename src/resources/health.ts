@@ -14,7 +14,10 @@ const Health = Type.Object({
 
 const check = (description: string) => Type.String({ description })
 const Readiness = Type.Object({
-  status: Type.Enum(['ok', 'degraded', 'unavailable']),
+  status: Type.Enum(['ok', 'degraded', 'draining', 'unavailable'], {
+    description:
+      '`degraded`: serves, with a part less. With 503: `draining` goes in order, `unavailable` is broken.',
+  }),
   checks: Type.Object(
     {
       database: check('`ok` or why not.'),
@@ -22,6 +25,7 @@ const Readiness = Type.Object({
       shards: check('`ok` or why not.'),
       jobs: check('`ok` or why not.'),
       redis: check('`ok`, `off`, or `down`: then each hub limits rates by itself.'),
+      hubs: check('`ok`, or which settings of another hub that is alive differ from this one’s.'),
     },
     { description: 'Each part: `ok`, `off` where it is not used, or what is wrong with it.' },
   ),
@@ -33,6 +37,7 @@ export const healthRoutes: Route[] = [
     path: '/health',
     at: 'origin',
     name: 'health',
+    probe: true,
     tag: 'health',
     summary: 'The process is alive; asks nothing of PostgreSQL.',
     may: 'public',
@@ -51,6 +56,7 @@ export const healthRoutes: Route[] = [
     path: '/health/ready',
     at: 'origin',
     name: 'ready',
+    probe: true,
     tag: 'health',
     summary:
       'May this hub get traffic? 503 while a part is down, and from the begin of a shutdown on.',
@@ -63,6 +69,7 @@ export const healthRoutes: Route[] = [
     path: '/metrics',
     at: 'origin',
     name: 'metrics',
+    probe: true,
     tag: 'health',
     summary: 'Metrics in the text format of Prometheus; needs the scrape token.',
     may: 'public',
@@ -82,8 +89,11 @@ export const healthRoutes: Route[] = [
   }),
 ]
 
-/** Nothing durable is in Redis, so the hub works without it, only slower. */
-const dispensable = new Set(['redis'])
+/**
+ * Nothing durable is in Redis, so the hub works without it, only slower. Hubs that differ both serve: taking one of
+ * them out would need to know which, and both say the same of each other.
+ */
+const dispensable = new Set(['redis', 'hubs'])
 
 async function ready(ctx: Context): Promise<Reply> {
   const checks = await ctx.checks()
@@ -91,7 +101,9 @@ async function ready(ctx: Context): Promise<Reply> {
     (name) => checks[name] !== 'ok' && checks[name] !== 'off',
   )
   const unavailable = ctx.draining() || broken.some((name) => !dispensable.has(name))
-  const status = unavailable ? 'unavailable' : broken.length > 0 ? 'degraded' : 'ok'
+  // Whoever stops a hub waits for it to end; whoever finds one broken has something to do.
+  const refusal = ctx.draining() ? 'draining' : 'unavailable'
+  const status = unavailable ? refusal : broken.length > 0 ? 'degraded' : 'ok'
   return { status: unavailable ? 503 : 200, body: { status, checks } }
 }
 
