@@ -20,6 +20,8 @@ export interface Scenario {
   seconds: number
   /** Discarded first measurement; 0 where each measurement starts its own program. */
   warmUpSeconds: number
+  /** The longest it can measure at once. */
+  secondsMax?: number
   /** Why `--url` can't serve it: what the scenario has to do that only a hub of its own allows. */
   ownHub?: string
   /** What `--rate` sets, per second, and how many rates it takes; absent: it takes none. */
@@ -40,6 +42,9 @@ export interface Outcome {
 export function checkOptions(scenario: Scenario, options: BenchOptions): void {
   const { name, ownHub, rate } = scenario
   if (options.foreign && ownHub) throw new UsageError(`"${name}" ${ownHub}: drop --url`)
+  if (scenario.secondsMax && (options.seconds ?? 0) > scenario.secondsMax) {
+    throw new UsageError(`"${name}" takes --seconds up to ${scenario.secondsMax}`)
+  }
   const rates = options.rates?.length ?? 0
   if (rates > (rate?.most ?? 0)) {
     throw new UsageError(
