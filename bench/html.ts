@@ -5,6 +5,7 @@ import { figure, html, Markup, type Markup as Piece } from './markup.ts'
 import { renderChart, renderValues } from './plot.ts'
 import type { Report } from './report.ts'
 import type { Row } from './rows.ts'
+import { describeMissing, titleOf, type SideBySide } from './side_by_side.ts'
 
 export function renderHtml(report: Report): string {
   const goals = report.rows.filter(({ goal }) => goal !== null)
@@ -16,6 +17,7 @@ export function renderHtml(report: Report): string {
 ${verdict(goals)}
 ${goals.length > 0 ? html`<section><h2>Goals</h2>${rowTable(goals, true)}</section>` : undefined}
 ${figures.length > 0 ? html`<section><h2>Figures</h2>${rowTable(figures, false)}</section>` : undefined}
+${besides(report.sideBySide)}
 ${charts(report.charts)}
 ${latencies(report.latencies)}
 <section><h2>Environment</h2>${environment(report)}</section>`
@@ -70,6 +72,23 @@ ${rows.map(
 function met({ ok }: Row): Piece {
   if (ok === null) return html`<td>not judged</td>`
   return ok ? html`<td class="met">✓ yes</td>` : html`<td class="missed">✗ no</td>`
+}
+
+function besides(all: readonly SideBySide[]): Piece | undefined {
+  if (all.length === 0) return undefined
+  return html`<section><h2>Side by side</h2>${all.map(
+    ({ scenario, figures, programs, missing }) => html`<h3>${scenario}</h3>
+<div class="wide"><table><thead><tr><th>program</th>${figures.map(
+      ({ name, unit }) => html`<th class="number">${name}, ${unit}</th>`,
+    )}<th>what it is</th></tr></thead><tbody>
+${programs.map(
+  (program) => html`<tr><td>${titleOf(program)}</td>${program.values.map(
+    (value) => html`<td class="number">${figure(value)}</td>`,
+  )}<td>${program.about}</td></tr>
+`,
+)}</tbody></table></div>${missing.length > 0 ? html`<p>${describeMissing(missing) ?? ''}</p>` : undefined}
+`,
+  )}</section>`
 }
 
 function charts(all: readonly Chart[]): Piece[] {
@@ -149,6 +168,7 @@ body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 sys
 main { max-width: 860px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { margin: 0; font-size: 26px; }
 h2 { margin: 36px 0 12px; font-size: 18px; }
+h3 { margin: 20px 0 6px; font-size: 15px; }
 .lead { margin: 4px 0 0; color: var(--soft); }
 .verdict { margin: 20px 0 0; padding: 10px 14px; border-left: 4px solid; background: var(--card); font-weight: 600; }
 .met { color: var(--met); }

@@ -1,6 +1,6 @@
 // Throughput against a number of callers, driven by autocannon: each asks again once answered. It runs in a thread of
 // its own, so that what else this process measures keeps its clock. Latencies that count are not measured here, since
-// a closed loop asks less of a slow server; autocannon's fixed rates are none either, being counted from the sending.
+// a closed loop asks less of a slow server; autocannon's fixed rates are no cure, corrected by 1 ms whatever the rate.
 import { Worker } from 'node:worker_threads'
 import { requestBytes, type Request } from './http_connection.ts'
 import { closedLoop, type LoadResult } from './http_load.ts'

@@ -54,6 +54,7 @@ function report(more: Partial<Report> = {}): Report {
       judge({ ...spec, id: 'X2', goal }, { hub: [{ cost: 6 }] }),
       judge({ ...spec, id: 'X3' }, { hub: [{ cost: 1234.5 }] }),
     ],
+    sideBySide: [],
     latencies: findings.summaries,
     charts: [...findings.charts, chart],
     ...more,
