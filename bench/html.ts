@@ -179,6 +179,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th, td { padding: 5px 10px 5px 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: 500; }
 .number { text-align: right; white-space: nowrap; }
+th.number { white-space: normal; }
 figure { margin: 0 0 20px; padding: 14px 16px 10px; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 figcaption { font-weight: 600; }
 details { color: var(--soft); font-size: 13px; }
