@@ -1,10 +1,13 @@
 // The command line of the bench, checked as a whole: every mistake names its flag.
 import { parseArgs } from 'node:util'
 import type { Credentials } from './operator.ts'
+import { besideNames, type BesideName } from './sides.ts'
 
 export interface BenchOptions {
-  /** Names of scenarios in the order given; `goals` is all that have goals. */
+  /** Names of scenarios in the order given; `goals` is all that have goals, `peers` all with several programs. */
   scenarios: string[]
+  /** Which programs stand beside the hub; absent: those that a scenario's goals are about. */
+  beside: BesideName[] | undefined
   /** A hub that runs already, reached by `--url`; absent: the bench starts its own. */
   foreign: { origin: string; credentials: Credentials } | undefined
   /** A PEM file of authorities to trust beside the machine's. */
@@ -37,6 +40,7 @@ const flags = {
   seconds: { type: 'string' },
   rate: { type: 'string' },
   rounds: { type: 'string' },
+  beside: { type: 'string' },
   generators: { type: 'string' },
   json: { type: 'string' },
   html: { type: 'string' },
@@ -51,9 +55,10 @@ const rateMax = 100_000
 /** Rates of one run; each is measured for all of `--seconds`. */
 const ratesMax = 12
 
-/** What `goals` stands for, and what of the environment is read; the names a scenario may have come first. */
+/** What `goals` and `peers` stand for, and what of the environment is read. */
 export interface ArgsContext {
   goals?: readonly string[]
+  peers?: readonly string[]
   env?: Record<string, string | undefined>
 }
 
@@ -61,19 +66,22 @@ export interface ArgsContext {
 export function readArgs(
   args: readonly string[],
   known: readonly string[],
-  { goals = known, env = {} }: ArgsContext = {},
+  { goals = known, peers = known, env = {} }: ArgsContext = {},
 ): BenchOptions {
   const { values, positionals } = parse(args)
-  const scenarios = positionals.flatMap((name) => (name === 'goals' ? goals : [name]))
+  const sets: Record<string, readonly string[]> = { goals, peers }
+  const scenarios = positionals.flatMap((name) => sets[name] ?? [name])
   const unknown = scenarios.find((name) => !known.includes(name))
   if (unknown !== undefined) {
-    throw new UsageError(`no scenario "${unknown}"; there are ${known.join(', ')} and goals`)
+    throw new UsageError(`no scenario "${unknown}"; there are ${known.join(', ')}, goals and peers`)
   }
-  if (scenarios.length === 0 && !values.help) throw new UsageError('name a scenario, or goals')
+  if (scenarios.length === 0 && !values.help)
+    throw new UsageError('name a scenario, goals or peers')
   const optional = (flag: 'agents' | 'seconds', max: number) =>
     values[flag] === undefined ? undefined : count(flag, values[flag], 1, max)
   return {
     scenarios: [...new Set(scenarios)],
+    beside: readBeside(values, positionals.includes('peers')),
     foreign: readForeign(values, env),
     ca: readAuthority(values),
     agents: optional('agents', 60_000),
@@ -136,6 +144,20 @@ function readForeign(
     enrollmentSecret: secret('enrollment-secret'),
   }
   return { origin, credentials }
+}
+
+/** `peers` asks for every program there is, unless some are named. */
+function readBeside({ beside, url }: Values, peers: boolean): BesideName[] | undefined {
+  if (beside === undefined && !peers) return undefined
+  if (url !== undefined) {
+    throw new UsageError('nothing can stand beside a hub of --url, which may be on another machine')
+  }
+  if (beside === undefined) return [...besideNames]
+  return beside.split(',').map((name) => {
+    const known = besideNames.find((one) => one === name)
+    if (known) return known
+    throw new UsageError(`--beside takes ${besideNames.join(', ')}: "${name}"`)
+  })
 }
 
 function readAuthority({ ca, url }: Values): string | undefined {

@@ -348,4 +348,5 @@ function sha256(text: string): Buffer {
 }
 
 await app.listen({ host: env['HOST'] ?? '127.0.0.1', port: Number(env['PORT']) })
+process.on('SIGUSR2', () => globalThis.gc?.())
 process.once('SIGTERM', () => process.exit(0))

@@ -1,12 +1,28 @@
 // The command that every command scenario sends, the requests that send it, and what is left of them.
-import { requestBytes, type Answer } from './http_connection.ts'
+import { requestBytes, type Answer, type Request } from './http_connection.ts'
 import type { Target } from './lab.ts'
 import { signIn } from './operator.ts'
 import type { Device } from './sim_agent.ts'
 
-const uptime = { action: 'run_command', payload: { command: 'uptime' } }
+export const uptime = { action: 'run_command', payload: { command: 'uptime' } }
 /** An access token lives 15 minutes; a load that runs longer signs in again in time. */
 const signInMs = 10 * 60_000
+
+/** The requests of `commandRequests` as values; their token lives for 15 minutes. */
+export async function commandList(
+  { origin, credentials }: Target,
+  devices: readonly Device[],
+  waitSeconds = 0,
+): Promise<Request[]> {
+  const query = waitSeconds > 0 ? `?wait=${waitSeconds}` : ''
+  const headers = await signIn(origin, credentials)
+  return devices.map(({ id }) => ({
+    method: 'POST',
+    path: `/api/v1/devices/${id}/commands${query}`,
+    headers,
+    body: uptime,
+  }))
+}
 
 /**
  * Hands out requests, device after device, so that no device has two commands in flight while there
@@ -17,17 +33,9 @@ export async function commandRequests(
   devices: readonly Device[],
   waitSeconds = 0,
 ): Promise<() => Buffer> {
-  const query = waitSeconds > 0 ? `?wait=${waitSeconds}` : ''
   const build = async () => {
-    const headers = await signIn(target.origin, target.credentials)
-    return devices.map(({ id }) =>
-      requestBytes(target.origin, {
-        method: 'POST',
-        path: `/api/v1/devices/${id}/commands${query}`,
-        headers,
-        body: uptime,
-      }),
-    )
+    const requests = await commandList(target, devices, waitSeconds)
+    return requests.map((request) => requestBytes(target.origin, request))
   }
   let requests = await build()
   let signedInMs = performance.now()
@@ -46,8 +54,10 @@ export async function commandRequests(
 }
 
 /** `?wait` answers 202 with the command as it is; only one that ended well is a round trip. */
+export const completed = { status: 202, holds: '"status":"completed"' } as const
+
 export function isCompleted({ status, body }: Answer): boolean {
-  return status === 202 && body.includes('"status":"completed"')
+  return status === completed.status && body.includes(completed.holds)
 }
 
 export interface StoredCommands {

@@ -5,6 +5,7 @@ import { addCounts, type FleetCounts } from './fleet_counts.ts'
 import type { FleetAnswer, FleetRequest } from './fleet_process.ts'
 import type { Device } from './sim_agent.ts'
 import { placeOf } from './sockets.ts'
+import type { Broker } from './wires.ts'
 
 /** Below the limit of 20,000 open files with room for the process's own. */
 const agentsPerProcessMax = 18_000
@@ -15,6 +16,8 @@ export interface FleetOptions {
   origin: string
   devices: readonly Device[]
   processes: number
+  /** The agents speak to a message broker instead of a hub. */
+  broker?: Broker | undefined
 }
 
 export interface ConnectOptions {
@@ -39,7 +42,7 @@ export class Fleet {
 
   /** Starts the processes and gives each its share of the devices; opens no socket yet. */
   static async start(options: FleetOptions): Promise<Fleet> {
-    const { devices, origin } = options
+    const { devices, origin, broker } = options
     const count = Math.max(options.processes, Math.ceil(devices.length / agentsPerProcessMax))
     const place = placeOf(origin)
     const local = /^(localhost|127\.[\d.]+)$/.test(place.host)
@@ -51,6 +54,7 @@ export class Fleet {
           type: 'load',
           devices: devices.filter((_, device) => device % count === index),
           place,
+          ...(broker ? { broker } : {}),
           ...(local ? { sourceAddress: nextSource() } : {}),
         }),
       ),

@@ -1,12 +1,13 @@
 // One process of a fleet: many simulated agents, driven by messages from fleet.ts. It ends when its
 // parent does, and holds at most what the limit of open files allows.
 import type { FleetCounts } from './fleet_counts.ts'
-import { heartbeatFrames } from './heartbeat.ts'
+import { PeerAgent } from './peer_agent.ts'
 import { newGround, SimAgent, type Device } from './sim_agent.ts'
 import type { Place } from './sockets.ts'
+import { wires, type Broker } from './wires.ts'
 
 export type FleetRequest =
-  | { type: 'load'; devices: Device[]; place: Place; sourceAddress?: string }
+  | { type: 'load'; devices: Device[]; place: Place; sourceAddress?: string; broker?: Broker }
   /** Opens agents `from` to `to` that are not open: at `perSecond`, or as fast as `inFlight` at a time goes. */
   | { type: 'connect'; from: number; to: number; inFlight: number; perSecond: number }
   /** Heartbeats in all from now on, spread evenly over the open agents; 0 is silence. */
@@ -24,7 +25,7 @@ const resendMs = 10_000
 /** The finest a timer goes. At 20,000/s on two processes that is ten frames at a time from each. */
 const tickMs = 1
 
-let agents: SimAgent[] = []
+let agents: (SimAgent | PeerAgent)[] = []
 let ground = newGround({ host: '', port: 0, secure: false })
 const pace = { perSecond: 0, sinceMs: 0, sent: 0, next: 0 }
 
@@ -42,7 +43,7 @@ async function carryOut(request: FleetRequest): Promise<FleetCounts> {
   switch (request.type) {
     case 'load':
       ground = newGround(request.place, request.sourceAddress)
-      agents = request.devices.map((device) => new SimAgent(device, ground))
+      agents = newAgents(request.devices, request.broker)
       break
     case 'connect':
       await connectAll(
@@ -67,7 +68,18 @@ async function carryOut(request: FleetRequest): Promise<FleetCounts> {
   return ground.counts
 }
 
-async function connectAll(queue: SimAgent[], inFlight: number, perSecond: number): Promise<void> {
+function newAgents(devices: readonly Device[], broker: Broker | undefined): typeof agents {
+  const wire = broker && wires[broker]
+  return wire
+    ? devices.map((device, index) => new PeerAgent(device, index, wire, ground))
+    : devices.map((device) => new SimAgent(device, ground))
+}
+
+async function connectAll(
+  queue: typeof agents,
+  inFlight: number,
+  perSecond: number,
+): Promise<void> {
   const startedMs = performance.now()
   let next = 0
   const work = async () => {
@@ -93,8 +105,7 @@ function beat(): void {
   for (let i = 0; i < count; i++) {
     const agent = agents[pace.next++ % agents.length]
     if (!agent?.open) continue
-    agent.send(heartbeatFrames[pace.next % heartbeatFrames.length]!, 1)
-    ground.counts.heartbeats++
+    agent.beat(pace.next)
   }
 }
 

@@ -1,5 +1,5 @@
 // The heartbeats a fleet sends: 100 bytes of JSON each, built and masked beforehand.
-import { jsonFrame } from './frames.ts'
+import { clientFrame, opcodes } from './frames.ts'
 import type { HeartbeatFrame } from '../src/protocol.ts'
 
 /**
@@ -19,7 +19,12 @@ export function heartbeat(variant: number): HeartbeatFrame {
   }
 }
 
-/** Masked frames that agents take in turn, so that metrics change from beat to beat. */
-export const heartbeatFrames: readonly Buffer[] = Array.from({ length: 9 }, (_, variant) =>
-  jsonFrame(heartbeat(variant)),
+/** The payloads that agents send in turn, so that metrics change from beat to beat. */
+export const heartbeatPayloads: readonly Buffer[] = Array.from({ length: 9 }, (_, variant) =>
+  Buffer.from(JSON.stringify(heartbeat(variant))),
+)
+
+/** The same as masked frames. */
+export const heartbeatFrames: readonly Buffer[] = heartbeatPayloads.map((payload) =>
+  clientFrame(opcodes.text, payload),
 )

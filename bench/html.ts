@@ -5,6 +5,7 @@ import { figure, html, Markup, type Markup as Piece } from './markup.ts'
 import { renderChart, renderValues } from './plot.ts'
 import type { Report } from './report.ts'
 import type { Row } from './rows.ts'
+import { describeMissing, titleOf, type SideBySide } from './side_by_side.ts'
 
 export function renderHtml(report: Report): string {
   const goals = report.rows.filter(({ goal }) => goal !== null)
@@ -16,7 +17,12 @@ export function renderHtml(report: Report): string {
 ${verdict(goals)}
 ${goals.length > 0 ? html`<section><h2>Goals</h2>${rowTable(goals, true)}</section>` : undefined}
 ${figures.length > 0 ? html`<section><h2>Figures</h2>${rowTable(figures, false)}</section>` : undefined}
+<<<<<<< HEAD
 ${chartList(report.charts)}
+=======
+${besides(report.sideBySide)}
+${chartList(report.charts)}
+>>>>>>> 2e0edab1ace9bcfb2b5132e98624ffa5d665933f
 ${latencies(report.latencies)}
 <section><h2>Environment</h2>${environment(report)}</section>`
   return page('Muster bench', body)
@@ -70,6 +76,23 @@ ${rows.map(
 function met({ ok }: Row): Piece {
   if (ok === null) return html`<td>not judged</td>`
   return ok ? html`<td class="met">✓ yes</td>` : html`<td class="missed">✗ no</td>`
+}
+
+function besides(all: readonly SideBySide[]): Piece | undefined {
+  if (all.length === 0) return undefined
+  return html`<section><h2>Side by side</h2>${all.map(
+    ({ scenario, figures, programs, missing }) => html`<h3>${scenario}</h3>
+<div class="wide"><table><thead><tr><th>program</th>${figures.map(
+      ({ name, unit }) => html`<th class="number">${name}, ${unit}</th>`,
+    )}<th>what it is</th></tr></thead><tbody>
+${programs.map(
+  (program) => html`<tr><td>${titleOf(program)}</td>${program.values.map(
+    (value) => html`<td class="number">${figure(value)}</td>`,
+  )}<td>${program.about}</td></tr>
+`,
+)}</tbody></table></div>${missing.length > 0 ? html`<p>${describeMissing(missing) ?? ''}</p>` : undefined}
+`,
+  )}</section>`
 }
 
 /** The charts under the names of their scenarios, each with its values. */
@@ -150,6 +173,7 @@ body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 sys
 main { max-width: 860px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { margin: 0; font-size: 26px; }
 h2 { margin: 36px 0 12px; font-size: 18px; }
+h3 { margin: 20px 0 6px; font-size: 15px; }
 .lead { margin: 4px 0 0; color: var(--soft); }
 .verdict { margin: 20px 0 0; padding: 10px 14px; border-left: 4px solid; background: var(--card); font-weight: 600; }
 .met { color: var(--met); }
@@ -160,6 +184,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th, td { padding: 5px 10px 5px 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
 th { color: var(--soft); font-weight: 500; }
 .number { text-align: right; white-space: nowrap; }
+th.number { white-space: normal; }
 figure { margin: 0 0 20px; padding: 14px 16px 10px; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 figcaption { font-weight: 600; }
 details { color: var(--soft); font-size: 13px; }

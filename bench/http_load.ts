@@ -5,6 +5,14 @@ import { Latencies } from './latency.ts'
 import type { Progress } from './progress.ts'
 import { tick, ticksNowMs } from './ticker.ts'
 
+/** What a load asks over: one request at a time. */
+export interface Connection {
+  /** Whether the server ended it. */
+  closed: boolean
+  send(request: Buffer): Promise<Answer>
+  close(): void
+}
+
 export interface Load {
   origin: string
   connections: number
@@ -13,6 +21,8 @@ export interface Load {
   next: () => Buffer
   /** Whether an answer is the one that was asked for; others count as refused. */
   good: (answer: Answer) => boolean
+  /** Opens a connection; HTTP unless something else is asked. */
+  open?: (origin: string) => Promise<Connection>
 }
 
 export interface LoadResult {
@@ -96,14 +106,14 @@ export function failures({ bad }: Pick<LoadResult, 'bad'>): number {
 
 /** A place for a connection, which may be lost and opened again. */
 interface Line {
-  connection: HttpConnection | undefined
+  connection: Connection | undefined
 }
 
 /** One request on one connection; false when there was no answer. */
 async function ask(line: Line, load: Load, result: LoadResult, dueMs: number): Promise<boolean> {
   try {
     if (line.connection?.closed) line.connection = undefined
-    line.connection ??= await HttpConnection.open(load.origin)
+    line.connection ??= await openConnection(load)
     const answer = await line.connection.send(load.next())
     result.latencies.record(dueMs, ticksNowMs())
     if (load.good(answer)) result.good++
@@ -119,9 +129,13 @@ async function ask(line: Line, load: Load, result: LoadResult, dueMs: number): P
 function openAll(load: Load): Promise<Line[]> {
   return Promise.all(
     Array.from({ length: load.connections }, async () => ({
-      connection: await HttpConnection.open(load.origin),
+      connection: await openConnection(load),
     })),
   )
+}
+
+function openConnection({ origin, open }: Load): Promise<Connection> {
+  return open ? open(origin) : HttpConnection.open(origin)
 }
 
 function closeAll(lines: readonly Line[]): void {

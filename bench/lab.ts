@@ -5,15 +5,18 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { BenchOptions } from './args.ts'
+import { startBroker } from './brokers.ts'
 import { startDatabase, type BenchDatabase } from './database.ts'
 import { Findings } from './findings.ts'
 import { Fleet } from './fleet.ts'
+import { fillHubTables } from './hub_tables.ts'
 import { decommission, enroll, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
 import { startProgram } from './programs.ts'
 import type { Progress } from './progress.ts'
 import type { Side } from './rows.ts'
 import type { Device } from './sim_agent.ts'
+import { isBroker, type Broker } from './wires.ts'
 
 export interface Target {
   side: Side
@@ -24,6 +27,8 @@ export interface Target {
   database: BenchDatabase | undefined
   /** Reads its /metrics; absent for a foreign hub. */
   metricsToken: string | undefined
+  /** Heartbeats that came through; of a broker, which has no metrics of ours. */
+  heard?: () => number
   stop(): Promise<void>
   kill(): Promise<void>
 }
@@ -43,10 +48,24 @@ export interface StartOptions {
 const programFiles: Partial<Record<Side, string>> = {
   hub: 'src/start.js',
   bare: 'bench/limits/bare.ts',
+  bare_echo: 'bench/limits/bare.ts',
+  passing: 'bench/limits/least.ts',
+  least: 'bench/limits/least.ts',
   baseline: 'bench/baseline.ts',
   echo: 'bench/limits/echo.ts',
   relay: 'bench/limits/relay.ts',
 }
+
+/** They have a database of their own. */
+const storingSides: ReadonlySet<Side> = new Set(['hub', 'baseline', 'least'])
+/** They take any name for a device. */
+const knowNoDevices: ReadonlySet<Side> = new Set([
+  'bare',
+  'bare_echo',
+  'passing',
+  'nats',
+  'mosquitto',
+])
 
 /** Every rate that would refuse a load on purpose is off; what is measured is the work itself. */
 const limitsOff = {
@@ -93,20 +112,13 @@ export class Lab {
     return started
   }
 
-  /** At least `count` devices of a target, enrolled through its API; a bare program knows no devices. */
+  /** At least `count` devices of a target, enrolled through its API; a limit program knows no devices. */
   async devices(target: Target, count: number): Promise<Device[]> {
     const known = this.#devices.get(target.side) ?? []
     const missing = count - known.length
     if (missing > 0) {
       this.progress.step(`${target.side}: enrolling ${missing} devices`)
-      const { origin, credentials } = target
-      known.push(
-        ...(target.side === 'bare'
-          ? Array.from({ length: missing }, madeUpDevice)
-          : await enroll(origin, credentials, missing, (done) =>
-              this.progress.count(done, missing),
-            )),
-      )
+      known.push(...(await this.#newDevices(target, missing)))
       if (known.length === missing && target.pid === undefined) {
         this.defer(() => this.#retire(target, known))
       }
@@ -115,9 +127,24 @@ export class Lab {
     return known.slice(0, count)
   }
 
+  async #newDevices(target: Target, count: number): Promise<Device[]> {
+    const { side, origin, credentials, database } = target
+    if (knowNoDevices.has(side)) return Array.from({ length: count }, () => madeUpDevice())
+    if (side === 'least' && database) {
+      return (await fillHubTables(database.url, count)).map((id) => madeUpDevice(id))
+    }
+    return enroll(origin, credentials, count, (done) => this.progress.count(done, count))
+  }
+
   async fleet(target: Target, devices: readonly Device[]): Promise<Fleet> {
-    const { origin } = target
-    const fleet = await Fleet.start({ origin, devices, processes: this.options.generators })
+    const { origin, side } = target
+    const broker = isBroker(side) ? side : undefined
+    const fleet = await Fleet.start({
+      origin,
+      devices,
+      broker,
+      processes: this.options.generators,
+    })
     this.defer(() => fleet.close())
     return fleet
   }
@@ -140,10 +167,13 @@ export class Lab {
       const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
       return { side, ...foreign, ...unknown, stop, kill: stop }
     }
+    if (isBroker(side)) return this.#startBroker(side)
     const file = programFiles[side]
     if (file === undefined) throw new Error(`${side} is no program of its own`)
     this.progress.step(`${side}: starting`)
-    const database = await this.#database(side, options.statements ?? false)
+    const database = storingSides.has(side)
+      ? await this.#database(side, options.statements ?? false)
+      : undefined
     const credentials = this.#credentials
     const metricsToken = randomBytes(24).toString('base64url')
     const program = await startProgram({
@@ -157,6 +187,7 @@ export class Lab {
         AGENT_ENROLLMENT_SECRET: credentials.enrollmentSecret,
         METRICS_SCRAPE_TOKEN: metricsToken,
         LOG_LEVEL: 'warn',
+        ...(side === 'bare_echo' ? { ECHO: '1' } : {}),
         ...options.env,
       },
       logFile: join(this.folder, `${side}${options.copy ?? ''}.log`),
@@ -165,6 +196,21 @@ export class Lab {
     })
     this.defer(() => program.stop())
     return { side, ...program, credentials, database, metricsToken }
+  }
+
+  async #startBroker(side: Broker): Promise<Target> {
+    this.progress.step(`${side}: starting`)
+    const broker = await startBroker(side, this.folder)
+    this.defer(() => broker.stop())
+    return {
+      side,
+      ...broker.program,
+      credentials: this.#credentials,
+      database: undefined,
+      metricsToken: undefined,
+      heard: broker.heard,
+      stop: () => broker.stop(),
+    }
   }
 
   /** On a hub that is not ours nothing stays but decommissioned devices and what the audit says of them. */
@@ -177,8 +223,12 @@ export class Lab {
     )
   }
 
-  async #database(side: Side, statements: boolean): Promise<BenchDatabase | undefined> {
-    if (side !== 'hub' && side !== 'baseline') return undefined
+  /** The PostgreSQL of the rows alone, with nobody before it. */
+  rowsDatabase(): Promise<BenchDatabase> {
+    return this.starting(() => this.#database('rows', false))
+  }
+
+  async #database(side: Side, statements: boolean): Promise<BenchDatabase> {
     const known = this.#databases.get(side)
     if (known) return known
     const database = await startDatabase(join(this.folder, `${side}-postgres`), statements)
@@ -201,6 +251,7 @@ export function cpuMs(target: Target): { program: number; postgres: number } | u
 
 /** Heartbeats a program says it handled; undefined where its metrics are not ours to read. */
 export async function heartbeatsHandled(target: Target): Promise<number | undefined> {
+  if (target.heard) return target.heard()
   if (target.metricsToken === undefined) return undefined
   const headers = { Authorization: `Bearer ${target.metricsToken}` }
   const text = await (await fetch(`${target.origin}/metrics`, { headers })).text()
@@ -210,6 +261,6 @@ export async function heartbeatsHandled(target: Target): Promise<number | undefi
 }
 
 /** An identity of the same size as a real one. */
-function madeUpDevice(): Device {
-  return { id: randomUUID(), token: `mst_${randomBytes(32).toString('base64url')}` }
+function madeUpDevice(id: string = randomUUID()): Device {
+  return { id, token: `mst_${randomBytes(32).toString('base64url')}` }
 }

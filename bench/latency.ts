@@ -1,6 +1,11 @@
 // Latencies as HDR histograms: of the whole measurement, and of each second of it. Every one counts from the
 // moment it was due, so that a stall shows in all requests that it held up, and in the seconds they were due.
-import { build, encodeIntoCompressedBase64, type Histogram } from 'hdr-histogram-js'
+import {
+  build,
+  decodeFromCompressedBase64,
+  encodeIntoCompressedBase64,
+  type Histogram,
+} from 'hdr-histogram-js'
 
 /** Three digits of a microsecond up to an hour; what took longer counts as an hour. */
 const usMax = 3_600_000_000
@@ -26,6 +31,12 @@ export interface LatencySummary {
   maxMs: number
   /** All of them in microseconds: HdrHistogram V2, compressed, base64, as its tools for any language read it. */
   hdr: string
+}
+
+/** Latencies as they go from one thread to another; histograms as in a summary. */
+export interface PortableLatencies {
+  whole: string
+  seconds: (string | null)[]
 }
 
 export class Latencies {
@@ -58,6 +69,26 @@ export class Latencies {
   /** Takes over what another round recorded; its seconds stay its own. */
   add(other: Latencies): void {
     this.#whole.add(other.#whole)
+  }
+
+  portable(): PortableLatencies {
+    return {
+      whole: encodeIntoCompressedBase64(this.#whole),
+      // Array.from, since a second in which nothing was due is a hole.
+      seconds: Array.from(this.#seconds, (one) => (one ? encodeIntoCompressedBase64(one) : null)),
+    }
+  }
+
+  /** What another thread recorded. */
+  static of({ whole, seconds }: PortableLatencies): Latencies {
+    const latencies = new Latencies()
+    latencies.#whole.add(decodeFromCompressedBase64(whole))
+    for (const [second, one] of seconds.entries()) {
+      if (one === null) continue
+      const histogram = (latencies.#seconds[second] ??= newHistogram())
+      histogram.add(decodeFromCompressedBase64(one))
+    }
+    return latencies
   }
 
   summary(): LatencySummary {

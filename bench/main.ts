@@ -8,7 +8,8 @@ import { describeMachine, loadNow } from './machine.ts'
 import { Progress } from './progress.ts'
 import { renderMarkdown, renderTable, reportFormat, type Report } from './report.ts'
 import { trustAuthority } from './sockets.ts'
-import { goalScenarios, scenarios } from './scenarios/index.ts'
+import { goalScenarios, peerScenarios, scenarios } from './scenarios/index.ts'
+import { markdownSideBySide, renderSideBySide } from './side_by_side.ts'
 import { checkOptions, failedOutcome, runScenario, type Outcome, type Scenario } from './suite.ts'
 
 /** Above this something else is running, and the absolute numbers are worth less. */
@@ -24,7 +25,11 @@ async function main(args: string[]): Promise<number> {
     const options = readArgs(
       args,
       scenarios.map(({ name }) => name),
-      { goals: goalScenarios.map(({ name }) => name), env: process.env },
+      {
+        goals: goalScenarios.map(({ name }) => name),
+        peers: peerScenarios.map(({ name }) => name),
+        env: process.env,
+      },
     )
     if (options.help) {
       process.stdout.write(usage())
@@ -69,13 +74,17 @@ async function run(options: BenchOptions): Promise<number> {
     postgres: outcomes.find(({ postgres }) => postgres !== null)?.postgres ?? null,
     load: { before, after: loadNow() },
     rows: outcomes.flatMap(({ rows }) => rows),
+    sideBySide: outcomes.flatMap((outcome) => outcome.sideBySide),
     latencies: outcomes.flatMap(({ latencies }) => latencies),
     charts: outcomes.flatMap(({ charts }) => charts),
   }
   const { rows } = report
   if (options.json) writeFileSync(options.json, `${JSON.stringify(report, undefined, 2)}\n`)
   if (options.html) writeFileSync(options.html, renderHtml(report))
-  process.stdout.write(`${options.markdown ? renderMarkdown(report) : renderTable(rows)}\n`)
+  const tables = options.markdown
+    ? [renderMarkdown(report), ...report.sideBySide.map(markdownSideBySide)]
+    : [renderTable(rows), ...report.sideBySide.map(renderSideBySide)]
+  process.stdout.write(`${tables.join('\n\n')}\n`)
   if (failures > 0) return 1
   return options.check && rows.some(({ ok }) => ok === false) ? 2 : 0
 }
@@ -93,6 +102,8 @@ function usage(): string {
   const line = ({ name, about }: Scenario) => `  ${name.padEnd(width)}  ${about}\n`
   return `npm run bench -- SCENARIO… [flags]      measures the scenarios named
 npm run bench -- goals --json FILE      measures all that have goals, one after the other
+npm run bench -- peers --json FILE      the hub beside all that can do parts of its work: limit programs, the
+                                        baseline, NATS and Mosquitto where they are installed
 npm run bench -- compare A.json B.json  tells what became better and worse from A to B; ends with 1 when
                                         a figure is worse by more than --tolerance PERCENT (10);
                                         --html FILE writes a page
@@ -105,6 +116,7 @@ Flags:
   --agents N        simulated agents (each scenario has its own default)
   --seconds N       length of one measurement
   --rate N[,N…]     per second, of what the scenario's load consists of
+  --beside A[,B…]   what stands beside the hub: limit, baseline, nats, mosquitto (what its goals are about)
   --rounds N        measurements of each side, in turn; the median counts (3)
   --generators N    processes per fleet (2); twice as many must change nothing
   --json FILE       writes the report as JSON

@@ -25,13 +25,15 @@ export interface ProgramOptions {
   port?: number
   /** Instead of this checkout. */
   folder?: string
+  /** Whether it serves; instead of asking for /health/ready. */
+  isReady?: (origin: string) => Promise<boolean>
 }
 
 const checkout = fileURLToPath(new URL('..', import.meta.url))
 /** A hub that drains takes its time. */
 const stopMsMax = 90_000
 
-/** Starts a program on a free port, given as PORT, and waits until it answers /health/ready with 200. */
+/** Starts a program on a free port, given as PORT, and waits until it is ready. */
 export async function startProgram(options: ProgramOptions): Promise<Program> {
   const port = options.port ?? (await freePort())
   const log = openSync(options.logFile, 'a')
@@ -56,7 +58,8 @@ export async function startProgram(options: ProgramOptions): Promise<Program> {
     await ended
     clearTimeout(late)
   }
-  if (!(await becomesReady(origin, running, options.readyMsMax ?? 60_000))) {
+  const isReady = options.isReady ?? answersReady
+  if (!(await becomesReady(() => isReady(origin), running, options.readyMsMax ?? 60_000))) {
     await stop()
     throw new Error(`${options.command.join(' ')} did not get ready:\n${tail(options.logFile)}`)
   }
@@ -79,18 +82,22 @@ function cleanEnvironment(): Record<string, string> {
 }
 
 async function becomesReady(
-  origin: string,
+  isReady: () => Promise<boolean>,
   running: () => boolean,
   msMax: number,
 ): Promise<boolean> {
   const endMs = performance.now() + msMax
   while (running() && performance.now() < endMs) {
-    const answer = await fetch(`${origin}/health/ready`).catch(() => undefined)
-    await answer?.body?.cancel()
-    if (answer?.status === 200) return true
+    if (await isReady()) return true
     await sleep(20)
   }
   return false
+}
+
+async function answersReady(origin: string): Promise<boolean> {
+  const answer = await fetch(`${origin}/health/ready`).catch(() => undefined)
+  await answer?.body?.cancel()
+  return answer?.status === 200
 }
 
 function tail(file: string): string {

@@ -3,6 +3,7 @@ import type { Chart, LatencyFinding } from './findings.ts'
 import type { Machine } from './machine.ts'
 import { figure } from './markup.ts'
 import type { Row } from './rows.ts'
+import type { SideBySide } from './side_by_side.ts'
 
 /** Moves with every change that a reader of an older report would stumble over. */
 export const reportFormat = 2
@@ -21,6 +22,7 @@ export interface Report {
   /** Load average of the last minute, before the first program started and after the last ended. */
   load: { before: number; after: number }
   rows: Row[]
+  sideBySide: SideBySide[]
   latencies: LatencyFinding[]
   charts: Chart[]
 }

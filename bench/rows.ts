@@ -1,7 +1,18 @@
 // A row of the report: what it measures, beside what, and whether the goal was met. Pure values.
 
-/** What takes part in a run: the hub, a limit program, or the plain rival. */
-export type Side = 'hub' | 'bare' | 'baseline' | 'echo' | 'relay' | 'rows'
+/** What takes part in a run; `sides.ts` says what each is. */
+export type Side =
+  | 'hub'
+  | 'bare'
+  | 'bare_echo'
+  | 'passing'
+  | 'least'
+  | 'rows'
+  | 'echo'
+  | 'relay'
+  | 'baseline'
+  | 'nats'
+  | 'mosquitto'
 
 /** What one measurement of one side gave, by metric name. */
 export type Sample = Record<string, number>

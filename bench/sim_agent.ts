@@ -3,8 +3,10 @@
 // but when a hub that drains tells it to.
 import type { Socket } from 'node:net'
 import { agentSubprotocol, type HubFrame } from '../src/protocol.ts'
+import { answersTo } from './answers.ts'
 import { emptyCounts, tally, type FleetCounts } from './fleet_counts.ts'
 import { clientFrame, jsonFrame, opcodes, readFrames } from './frames.ts'
+import { heartbeatFrames } from './heartbeat.ts'
 import { openSocket, type Place } from './sockets.ts'
 
 export interface Device {
@@ -106,6 +108,12 @@ export class SimAgent {
   send(bytes: Buffer, frames: number): void {
     this.#line?.socket.write(bytes)
     this.#ground.counts.framesOut += frames
+  }
+
+  /** Sends the n-th heartbeat of this process. */
+  beat(n: number): void {
+    this.send(heartbeatFrames[n % heartbeatFrames.length]!, 1)
+    this.#ground.counts.heartbeats++
   }
 
   disconnect(): void {
@@ -246,26 +254,12 @@ export class SimAgent {
  * Ports in turn: left to the kernel, the search for a free one costs 0.2 ms once some thousand are taken,
  * ten times what the server under test needs for the whole upgrade.
  */
-function nextPort(ground: Ground): number {
+export function nextPort(ground: Ground): number {
   ground.sourcePort = ground.sourcePort >= 65_000 ? 10_000 : ground.sourcePort + 1
   return ground.sourcePort
 }
 
-/** delivered, started and result of one command, in one write: the agent had nothing to wait for. */
+/** All answers in one write: the agent had nothing to wait for. */
 function answerFrames(id: string): Buffer {
-  return Buffer.concat([
-    jsonFrame({ type: 'delivered', id }),
-    jsonFrame({ type: 'started', id }),
-    jsonFrame({
-      type: 'result',
-      id,
-      status: 'completed',
-      exitCode: 0,
-      stdout: ' 10:42:01 up 12 days,  3:04,  1 user,  load average: 0.10, 0.08, 0.05\n',
-      stderr: '',
-      truncated: false,
-      error: null,
-      durationMs: 3,
-    }),
-  ])
+  return Buffer.concat(answersTo(id).map(jsonFrame))
 }

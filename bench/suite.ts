@@ -1,10 +1,20 @@
 // Runs a scenario: every side enters, warms up, and is measured in turn (A B A B A B), so that whatever
 // else the machine does falls on all of them alike. Judging is left to rows.ts.
 import { UsageError, type BenchOptions } from './args.ts'
+import { findBroker } from './brokers.ts'
 import { Findings, type Chart, type LatencyFinding } from './findings.ts'
 import { Lab } from './lab.ts'
 import type { Progress } from './progress.ts'
 import { judge, type Row, type RowSpec, type Sample, type Samples, type Side } from './rows.ts'
+import {
+  describeMissing,
+  sideBySide,
+  type FigureSpec,
+  type Missing,
+  type SideBySide,
+} from './side_by_side.ts'
+import { besideName } from './sides.ts'
+import { isBroker } from './wires.ts'
 
 /** One measurement of about `seconds`. */
 export type Measure = (seconds: number) => Promise<Sample>
@@ -13,6 +23,10 @@ export interface Scenario {
   name: string
   about: string
   rivals: readonly Side[]
+  /** What else can do the same work, on demand: `--beside` names it. */
+  guests?: readonly Side[]
+  /** In which figures all programs are shown beside each other. */
+  figures?: readonly FigureSpec[]
   /** Some scenarios have a row for each of the rates they are given. */
   rows: readonly RowSpec[] | ((options: BenchOptions) => RowSpec[])
   /** Used unless `--agents` and `--seconds` say otherwise. */
@@ -20,6 +34,8 @@ export interface Scenario {
   seconds: number
   /** Discarded first measurement; 0 where each measurement starts its own program. */
   warmUpSeconds: number
+  /** The longest it can measure at once. */
+  secondsMax?: number
   /** Why `--url` can't serve it: what the scenario has to do that only a hub of its own allows. */
   ownHub?: string
   /** What `--rate` sets, per second, and how many rates it takes; absent: it takes none. */
@@ -31,6 +47,7 @@ export interface Scenario {
 /** What a scenario leaves to the report. */
 export interface Outcome {
   rows: Row[]
+  sideBySide: SideBySide[]
   latencies: LatencyFinding[]
   charts: Chart[]
   postgres: string | null
@@ -39,7 +56,13 @@ export interface Outcome {
 /** Whether a scenario can do what was asked; throws UsageError, which names the flag. */
 export function checkOptions(scenario: Scenario, options: BenchOptions): void {
   const { name, ownHub, rate } = scenario
+  if (options.beside && askedSides(scenario, options).length === 1) {
+    throw new UsageError(`"${name}" has none of --beside ${options.beside.join(',')} beside it`)
+  }
   if (options.foreign && ownHub) throw new UsageError(`"${name}" ${ownHub}: drop --url`)
+  if (scenario.secondsMax && (options.seconds ?? 0) > scenario.secondsMax) {
+    throw new UsageError(`"${name}" takes --seconds up to ${scenario.secondsMax}`)
+  }
   const rates = options.rates?.length ?? 0
   if (rates > (rate?.most ?? 0)) {
     throw new UsageError(
@@ -58,8 +81,9 @@ export async function runScenario(
   const signals = closeOnSignal(lab)
   const agents = options.agents ?? scenario.agents
   const seconds = options.seconds ?? scenario.seconds
-  // Beside a foreign hub nothing of ours can be compared: it may run on another machine.
-  const sides: Side[] = options.foreign ? ['hub'] : ['hub', ...scenario.rivals]
+  const { sides, versions, missing } = installedSides(askedSides(scenario, options))
+  const note = describeMissing(missing)
+  if (note) progress.note(`${scenario.name}: ${note}`)
   try {
     const entered: { side: Side; measure: Measure }[] = []
     for (const side of sides) {
@@ -85,6 +109,10 @@ export async function runScenario(
     const rows = rowsOf(scenario, options).map((spec) => judge(spec, samples))
     return {
       rows: options.foreign ? rows.filter((row) => row.value !== null) : rows,
+      sideBySide:
+        scenario.figures && (sides.length > 1 || missing.length > 0)
+          ? [sideBySide(scenario.name, scenario.figures, samples, versions, missing)]
+          : [],
       latencies: findings.summaries,
       charts: findings.charts,
       postgres: findings.postgres,
@@ -98,7 +126,35 @@ export async function runScenario(
 /** Of a scenario that failed: nothing measured, every goal missed. */
 export function failedOutcome(scenario: Scenario, options: BenchOptions): Outcome {
   const rows = rowsOf(scenario, options).map((spec) => judge(spec, {}))
-  return { rows, latencies: [], charts: [], postgres: null }
+  return { rows, sideBySide: [], latencies: [], charts: [], postgres: null }
+}
+
+/** Beside a foreign hub nothing of ours can be compared: it may run on another machine. */
+function askedSides({ rivals, guests = [] }: Scenario, { foreign, beside }: BenchOptions): Side[] {
+  if (foreign) return ['hub']
+  if (!beside) return ['hub', ...rivals]
+  const isAsked = (side: Side) => beside.some((name) => name === besideName(side))
+  return ['hub', ...[...rivals, ...guests].filter(isAsked)]
+}
+
+interface InstalledSides {
+  sides: Side[]
+  versions: Map<Side, string>
+  missing: Missing[]
+}
+
+/** A program that is not there is left out and told, never guessed. */
+function installedSides(asked: readonly Side[]): InstalledSides {
+  const installed: InstalledSides = { sides: [], versions: new Map(), missing: [] }
+  for (const side of asked) {
+    const found = isBroker(side) ? findBroker(side) : undefined
+    if (found && 'missing' in found) installed.missing.push({ side, debian: found.missing })
+    else {
+      installed.sides.push(side)
+      if (found) installed.versions.set(side, found.version)
+    }
+  }
+  return installed
 }
 
 function rowsOf({ rows }: Scenario, options: BenchOptions): readonly RowSpec[] {

@@ -61,7 +61,7 @@ test('rates come as a list in order, goals as those that have goals', () => {
 
 const refused: [string[], RegExp][] = [
   [[], /name a scenario/],
-  [['walk'], /no scenario "walk"; there are heartbeats, rss, accept and goals/],
+  [['walk'], /no scenario "walk"; there are heartbeats, rss, accept, goals and peers/],
   [['rss', '--agents', 'many'], /--agents is no whole number from 1 to 60000: "many"/],
   [['rss', '--agents', '0'], /--agents/],
   [['rss', '--seconds', '1.5'], /--seconds/],

@@ -33,6 +33,7 @@ function report(rows: Row[], more: Partial<Report> = {}): Report {
     postgres: '18.4',
     load: { before: 0.1, after: 1 },
     rows,
+    sideBySide: [],
     latencies: [],
     charts: [],
     ...more,

@@ -12,6 +12,7 @@ import { Latencies } from '../bench/latency.ts'
 import { figure } from '../bench/markup.ts'
 import { renderChart } from '../bench/plot.ts'
 import { reportFormat, type Report } from '../bench/report.ts'
+import { sideBySide } from '../bench/side_by_side.ts'
 import { judge } from '../bench/rows.ts'
 import { openPage, startBrowser, withoutBrowser } from './support/browser.ts'
 import { removeFolder } from './support/folders.ts'
@@ -54,6 +55,7 @@ function report(more: Partial<Report> = {}): Report {
       judge({ ...spec, id: 'X2', goal }, { hub: [{ cost: 6 }] }),
       judge({ ...spec, id: 'X3' }, { hub: [{ cost: 1234.5 }] }),
     ],
+    sideBySide: [],
     latencies: findings.summaries,
     charts: [...findings.charts, chart],
     ...more,
@@ -82,6 +84,26 @@ test('a page tells goals, environment, latencies and charts with their units', (
   assert.match(text, /<td class="number">1,235<\/td>/)
   const good = renderHtml(report({ rows: report().rows.slice(0, 1) }))
   assert.match(good, /✓ All goals met: 1 of 1\./)
+})
+
+test('a page shows programs side by side, and what is not installed', () => {
+  const figures = [
+    { metric: 'cost', name: 'CPU <per> connect', unit: 'µs', better: 'lower' },
+  ] as const
+  const shown = sideBySide(
+    'connect',
+    figures,
+    { hub: [{ cost: 40 }], bare: [{}], nats: [{ cost: 99.5 }] },
+    new Map([['nats', '2.9.10']]),
+    [{ side: 'mosquitto', debian: 'mosquitto' }],
+  )
+  const text = renderHtml(report({ sideBySide: [shown] }))
+  assert.deepEqual(unbalanced(text), [])
+  assert.ok(text.includes('>CPU &#60;per&#62; connect, µs</th>'))
+  assert.match(text, /<td>hub<\/td><td class="number">40<\/td><td>Muster/)
+  assert.match(text, /<td>bare<\/td><td class="number">–<\/td>/)
+  assert.match(text, /<td>nats 2\.9\.10<\/td><td class="number">99\.5<\/td><td>NATS: nobody/)
+  assert.ok(text.includes('left out: mosquitto (Debian: apt install mosquitto)'))
 })
 
 test('names are text, whatever is in them', () => {

@@ -1,8 +1,11 @@
 // The limit of P1, P2 and P3: uWebSockets.js with one upgrade handler and a counter. No token is
-// checked, no frame parsed, nothing kept; no hub on this library can be cheaper than this.
+// checked, no frame parsed, nothing kept; no hub on this library can be cheaper than this. With ECHO=1 it sends
+// every frame back.
 import { uWS } from '../../src/uws.ts'
 
 let frames = 0
+/** What an answer to each frame would cost. */
+const echoes = process.env['ECHO'] === '1'
 
 const app = uWS
   .App()
@@ -18,9 +21,14 @@ const app = uWS
         context,
       )
     },
-    message: () => {
-      frames++
-    },
+    message: echoes
+      ? (ws, message, isBinary) => {
+          frames++
+          ws.send(message, isBinary)
+        }
+      : () => {
+          frames++
+        },
   })
   .get('/health/ready', (res) => {
     res.end('{"status":"ok"}')

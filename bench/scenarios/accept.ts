@@ -1,9 +1,14 @@
 // P4: durable commands accepted for devices that are offline. The hub commits the command, its audit
-// entry and its outbox event before it answers 202; the baseline commits the one command row.
-import { commandRequests } from '../commands.ts'
-import { closedLoop, refusals } from '../http_load.ts'
-import { cpuMs } from '../lab.ts'
-import type { Scenario } from '../suite.ts'
+// entry and its outbox event before it answers 202; the baseline commits the one command row. The limits are the
+// hub's rows behind a server that does nothing else, and the rows alone.
+import { commandList } from '../commands.ts'
+import { refusals } from '../http_load.ts'
+import { fillHubTables } from '../hub_tables.ts'
+import { cpuMs, type Lab } from '../lab.ts'
+import { storeAlone } from '../limits/rows_alone.ts'
+import { treeCpuMs } from '../proc.ts'
+import { saturate, saturationSecondsMax } from '../saturation.ts'
+import type { Measure, Scenario } from '../suite.ts'
 
 const connections = 32
 
@@ -11,6 +16,13 @@ export const accept: Scenario = {
   name: 'accept',
   about: 'durable commands accepted, devices offline, 32 connections',
   rivals: ['baseline'],
+  guests: ['least', 'rows'],
+  figures: [
+    { metric: 'cpuUs', name: 'CPU per command', unit: 'µs', better: 'lower' },
+    { metric: 'postgresUs', name: 'of it PostgreSQL', unit: 'µs', better: 'lower' },
+    { metric: 'perSecond', name: 'accepted', unit: '/s', better: 'higher' },
+  ],
+  secondsMax: saturationSecondsMax,
   // A device queues 100 commands at most: 10,000 take a million, some 20 s of this load in all.
   agents: 10_000,
   seconds: 5,
@@ -41,17 +53,18 @@ export const accept: Scenario = {
     },
   ],
   async enter(side, lab, agents) {
+    if (side === 'rows') return measureRows(lab, agents)
     const target = await lab.start(side)
     const devices = await lab.devices(target, agents)
     return async (seconds) => {
-      const next = await commandRequests(target, devices)
+      const requests = await commandList(target, devices)
       const cpuBefore = cpuMs(target)
-      const load = await closedLoop({
+      const load = await saturate({
         origin: target.origin,
         connections,
         seconds,
-        next,
-        good: ({ status }) => status === 202,
+        requests,
+        good: { status: 202 },
       })
       const cpuAfter = cpuMs(target)
       const refused = refusals(load)
@@ -64,4 +77,16 @@ export const accept: Scenario = {
       return { cpuUs: programUs + postgresUs, programUs, postgresUs, perSecond }
     }
   },
+}
+
+/** In batches of what 32 callers can have under way: no hub could make them larger. */
+async function measureRows(lab: Lab, devices: number): Promise<Measure> {
+  const database = await lab.rowsDatabase()
+  const ids = await fillHubTables(database.url, devices)
+  return async (seconds) => {
+    const before = treeCpuMs(database.pid)
+    const stored = await storeAlone(database.url, ids, { batch: connections, seconds })
+    const postgresUs = ((treeCpuMs(database.pid) - before) * 1000) / stored.count
+    return { cpuUs: postgresUs, postgresUs, perSecond: stored.count / stored.seconds }
+  }
 }

@@ -1,12 +1,13 @@
 // Throughput against concurrency: callers who ask again as soon as they are answered, a few at first, then many.
 // It shows where the hub is full, and whether more callers than that cost more than their own waiting.
-import { commandRequests, isCompleted } from '../commands.ts'
+import { commandList, completed } from '../commands.ts'
 import type { Line } from '../findings.ts'
 import { standingFleet } from '../fleet_phases.ts'
-import { requestBytes } from '../http_connection.ts'
-import { closedLoop, failures, refusals, type LoadResult } from '../http_load.ts'
+import { failures, refusals, type LoadResult } from '../http_load.ts'
+import type { Request } from '../http_connection.ts'
 import type { Lab, Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
+import { saturate, saturationSecondsMax } from '../saturation.ts'
 import type { Device } from '../sim_agent.ts'
 import type { Scenario } from '../suite.ts'
 
@@ -21,6 +22,7 @@ export const concurrency: Scenario = {
   rivals: [],
   agents: 1000,
   seconds: 5,
+  secondsMax: saturationSecondsMax,
   warmUpSeconds: 1,
   rows: [
     { id: 'C1', name: 'commands run, at best', metric: 'commandsMost', unit: '/s' },
@@ -74,13 +76,13 @@ async function measureKind(
   for (const connections of callers) {
     if (connections > devices.length * openPerDeviceMax) continue
     lab.progress.figure(`${kind}, ${connections} callers`)
-    const load = await closedLoop({
+    const load = await saturate({
       origin,
       connections,
       seconds,
       ...(kind === 'commands'
-        ? { next: await commandRequests(target, devices, waitSeconds), good: isCompleted }
-        : { next: await pageRequests(target), good: ({ status }) => status === 200 }),
+        ? { requests: await commandList(target, devices, waitSeconds), good: completed }
+        : { requests: await pageRequests(target), good: { status: 200 } }),
     })
     const refused = refusals(load)
     if (refused) lab.progress.note(`warning: ${kind} by ${connections} callers: ${refused}`)
@@ -89,10 +91,9 @@ async function measureKind(
   return steps
 }
 
-async function pageRequests({ origin, credentials }: Target): Promise<() => Buffer> {
+async function pageRequests({ origin, credentials }: Target): Promise<Request[]> {
   const headers = await signIn(origin, credentials)
-  const page = requestBytes(origin, { method: 'GET', path: '/api/v1/devices', headers })
-  return () => page
+  return [{ method: 'GET', path: '/api/v1/devices', headers }]
 }
 
 function plot(lab: Lab, kinds: readonly { name: string; steps: readonly Step[] }[]): void {

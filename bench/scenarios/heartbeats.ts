@@ -12,6 +12,12 @@ export const heartbeats: Scenario = {
   name: 'heartbeats',
   about: 'CPU per 100-byte heartbeat, 10,000 agents, 20,000/s',
   rivals: ['bare', 'baseline'],
+  guests: ['bare_echo', 'nats', 'mosquitto'],
+  figures: [
+    { metric: 'cpuUs', name: 'CPU per heartbeat', unit: 'µs', better: 'lower' },
+    { metric: 'postgresUs', name: 'PostgreSQL', unit: 'µs', better: 'lower' },
+    { metric: 'perSecond', name: 'heartbeats sent', unit: '/s', better: 'higher' },
+  ],
   agents: 10_000,
   seconds: 10,
   warmUpSeconds: 5,

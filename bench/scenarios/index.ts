@@ -50,3 +50,6 @@ export const scenarios: readonly Scenario[] = [
   ...clusterScenarios,
   nodes,
 ]
+
+/** What others do too, in part at least. */
+export const peerScenarios: readonly Scenario[] = scenarios.filter(({ guests }) => guests)

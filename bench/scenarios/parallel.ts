@@ -1,10 +1,11 @@
 // P12: a thousand callers who all POST commands at once, and a list that somebody reads in between. What breaks
 // here in other hubs is a pool whose every connection waits for a second one.
-import { commandRequests } from '../commands.ts'
+import { commandList } from '../commands.ts'
 import { requestBytes } from '../http_connection.ts'
-import { closedLoop, failures, openLoop, refusals } from '../http_load.ts'
+import { failures, openLoop, refusals } from '../http_load.ts'
 import type { Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
+import { saturate, saturationSecondsMax } from '../saturation.ts'
 import type { Scenario } from '../suite.ts'
 
 const callers = 1000
@@ -17,6 +18,7 @@ export const parallel: Scenario = {
   // A device queues 100 commands at most: 10,000 take a million.
   agents: 10_000,
   seconds: 5,
+  secondsMax: saturationSecondsMax,
   warmUpSeconds: 2,
   rows: [
     {
@@ -57,12 +59,12 @@ export const parallel: Scenario = {
       }
       const quiet = await openLoop(reads)
       const [posts, busy] = await Promise.all([
-        closedLoop({
+        saturate({
           origin,
           connections: callers,
           seconds,
-          next: await commandRequests(target, devices),
-          good: ({ status }) => status === 202,
+          requests: await commandList(target, devices),
+          good: { status: 202 },
         }),
         openLoop(reads),
       ])

@@ -7,8 +7,10 @@ import { closedLoop, openLoop, refusals } from '../http_load.ts'
 import type { Latencies } from '../latency.ts'
 import { cpuMs, type Lab, type Target } from '../lab.ts'
 import { echoRoundTrips } from '../echo_load.ts'
+import { brokerLoad } from '../peer_operator.ts'
 import type { Device } from '../sim_agent.ts'
 import type { Measure, Scenario } from '../suite.ts'
+import { isBroker, wires } from '../wires.ts'
 
 const connections = 64
 const perSecondTimed = 200
@@ -18,6 +20,14 @@ export const roundTrip: Scenario = {
   name: 'roundtrip',
   about: 'commands sent, run and committed; round trip by ?wait at 200/s',
   rivals: ['baseline', 'echo'],
+  guests: ['passing', 'least', 'nats', 'mosquitto'],
+  figures: [
+    { metric: 'p50Ms', name: 'round trip, p50', unit: 'ms', better: 'lower' },
+    { metric: 'p99Ms', name: 'p99', unit: 'ms', better: 'lower' },
+    { metric: 'cpuUs', name: 'CPU per command', unit: 'µs', better: 'lower' },
+    { metric: 'postgresUs', name: 'of it PostgreSQL', unit: 'µs', better: 'lower' },
+    { metric: 'perSecond', name: 'commands run', unit: '/s', better: 'higher' },
+  ],
   agents: 1000,
   seconds: 10,
   warmUpSeconds: 5,
@@ -79,8 +89,13 @@ function rateOf(lab: Lab): number {
 
 function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: Lab): Measure {
   return async (seconds) => {
-    const next = await commandRequests(target, devices, waitSeconds)
-    const load = { origin: target.origin, connections, next, good: isCompleted }
+    const load = {
+      origin: target.origin,
+      connections,
+      ...(isBroker(target.side)
+        ? brokerLoad(wires[target.side], devices)
+        : { next: await commandRequests(target, devices, waitSeconds), good: isCompleted }),
+    }
     const ranBefore = (await fleet.counts()).commands
     const cpuBefore = cpuMs(target)
     const throughput = await closedLoop({ ...load, seconds })

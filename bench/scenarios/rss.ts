@@ -4,6 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import { rssBytes } from '../proc.ts'
 import type { Scenario } from '../suite.ts'
+import { isBroker } from '../wires.ts'
 
 /** Calm enough that the storm's garbage does not become the slope; storms are P3's. */
 const connectsPerSecond = 1500
@@ -12,6 +13,11 @@ export const rss: Scenario = {
   name: 'rss',
   about: 'resident memory per idle agent, slope from 5,000 to 15,000 agents after gc',
   rivals: ['bare'],
+  guests: ['baseline', 'nats', 'mosquitto'],
+  figures: [
+    { metric: 'kilobytesPerAgent', name: 'RSS per idle agent', unit: 'KB', better: 'lower' },
+    { metric: 'megabytes', name: 'RSS with all of them', unit: 'MB', better: 'lower' },
+  ],
   agents: 15_000,
   seconds: 5,
   warmUpSeconds: 0,
@@ -41,7 +47,9 @@ export const rss: Scenario = {
         await fleet.pace(restPerSecond(to))
         await sleep(seconds * 1000)
         // Never absent: this scenario refuses foreign hubs.
-        return collectedRss(target.pid ?? 0)
+        const pid = target.pid ?? 0
+        // Brokers have no gc() to call; in NATS the signal would mean the end.
+        return isBroker(side) ? rssBytes(pid) : collectedRss(pid)
       }
       const before = await settledRss(0, few)
       const after = await settledRss(few, agents)

@@ -1,14 +1,11 @@
 // P7: a script on every connected device, from POST to the last committed result, while heartbeats flow and
 // an operator reads lists. Beside it PostgreSQL alone with the same rows (`limits/rows.sql`).
-import { randomUUID } from 'node:crypto'
 import { readFileSync } from 'node:fs'
-import { join } from 'node:path'
 import pg from 'pg'
-import { migrate } from '../../src/migrate.ts'
-import { startDatabase } from '../database.ts'
 import { standingFleet } from '../fleet_phases.ts'
 import { requestBytes } from '../http_connection.ts'
 import { openLoop, refusals } from '../http_load.ts'
+import { fillHubTables } from '../hub_tables.ts'
 import type { Lab, Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
 import { newScript } from '../script_runs.ts'
@@ -85,31 +82,12 @@ function measureScript(target: Target, devices: readonly Device[], lab: Lab): Me
 
 /** A database with the hub's tables and as many devices, and nobody but this bench in it. */
 async function measureRows(lab: Lab, devices: number): Promise<Measure> {
-  const database = await lab.starting(() => startDatabase(join(lab.folder, 'rows-postgres'), false))
-  lab.defer(() => database.stop())
-  const root = new URL('../..', import.meta.url).pathname
-  await migrate({
-    connectionString: database.url,
-    hubVersion: '0.1.0',
-    directory: join(root, 'migrations'),
-  })
+  const database = await lab.rowsDatabase()
+  await fillHubTables(database.url, devices)
   const client = new pg.Client({ connectionString: database.url })
   client.on('error', () => undefined)
   await client.connect()
   lab.defer(() => client.end())
-  const [orgId, siteId] = [randomUUID(), randomUUID()]
-  await client.query(`insert into organizations (id, name, slug) values ($1, 'o', 'o')`, [orgId])
-  await client.query(`insert into sites (id, org_id, name) values ($1, $2, 's')`, [siteId, orgId])
-  await client.query(
-    `insert into devices (id, org_id, site_id, hostname, os, arch, token_hash)
-     select gen_random_uuid(), $1, $2, 'h', 'linux', 'amd64', sha256(n::text::bytea)
-     from generate_series(1, $3::int) as n`,
-    [orgId, siteId, devices],
-  )
-  await client.query(
-    'insert into device_presence (device_id, org_id) select id, org_id from devices',
-  )
-  await client.query('vacuum analyze')
   const text = readFileSync(new URL('../limits/rows.sql', import.meta.url), 'utf8')
   const statements = text.split(/^--\n/m)
   return async () => {
