@@ -17,12 +17,8 @@ export function renderHtml(report: Report): string {
 ${verdict(goals)}
 ${goals.length > 0 ? html`<section><h2>Goals</h2>${rowTable(goals, true)}</section>` : undefined}
 ${figures.length > 0 ? html`<section><h2>Figures</h2>${rowTable(figures, false)}</section>` : undefined}
-<<<<<<< HEAD
-${chartList(report.charts)}
-=======
 ${besides(report.sideBySide)}
 ${chartList(report.charts)}
->>>>>>> 2e0edab1ace9bcfb2b5132e98624ffa5d665933f
 ${latencies(report.latencies)}
 <section><h2>Environment</h2>${environment(report)}</section>`
   return page('Muster bench', body)
