@@ -158,7 +158,7 @@ class Session {
     try {
       this.connect(await api.ask('POST', `/terminals/${this.id}/tickets`))
     } catch (error) {
-      if (error.status === 404 || error.status === 409) this.ended('the session has ended')
+      if (error.status === 404 || error.status === 409) this.close(error.message)
       else if (error.status === undefined || error.status >= 429) this.retry()
       else this.refused(error)
     }
@@ -228,10 +228,13 @@ class Session {
   }
 
   ended(why) {
+    this.close(`Ended: ${why}`)
+  }
+
+  close(text) {
     this.over = true
     clearTimeout(this.waiting)
-    const text = this.exit ? `Ended: ${this.exit}` : `Ended: ${why}`
-    tell(text, { again: 'Open a new terminal' })
+    tell(this.exit ? `Ended: ${this.exit}` : text, { again: 'Open a new terminal' })
   }
 
   refused(error) {

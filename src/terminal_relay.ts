@@ -11,6 +11,7 @@ import { hexOf, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
 import { closeCodes } from './protocol.ts'
 import { decodeFrame, encodeFrame, encodeText, type TerminalSize } from './terminal_frames.ts'
+import { deviceOffline, terminalEnded, unknownSession } from './terminal_ends.ts'
 import {
   ways,
   type AgentHere,
@@ -218,7 +219,7 @@ export class TerminalRelay implements AgentsElsewhere {
     const { terminals } = this.options
     const actor = await this.actorOf(asker)
     if (!(await terminals.arrival(device.id))) {
-      throw new AppError('DEVICE_OFFLINE', 'the device is offline; a terminal needs it connected')
+      throw deviceOffline()
     }
     const { session, ticket, expiresMs } = await terminals.open({ ...source, actor }, device, size)
     return { id: session.id, ticket, expiresMs } satisfies IssuedTicket
@@ -228,7 +229,7 @@ export class TerminalRelay implements AgentsElsewhere {
     const session = this.options.terminals.find(id)
     const actor = await this.actorOf(asker)
     if (session === undefined || session.actor.userId !== actor.userId) {
-      throw new AppError('CONFLICT', 'this terminal has ended')
+      throw terminalEnded(null)
     }
     return { id, ...session.issueTicket(actor, Date.now()) } satisfies IssuedTicket
   }
@@ -295,7 +296,7 @@ export class TerminalRelay implements AgentsElsewhere {
     for (const line of lines) if (this.homeLines.get(line)?.node !== from) this.refuse(from, line)
     for (const { deviceId, ids, again } of agents) {
       for (const id of this.options.terminals.agentElsewhere(deviceId, from, ids, again)) {
-        const over = encodeFrame('close', id, 0, encodeText('the hub knows no such session'))
+        const over = encodeFrame('close', id, 0, encodeText(unknownSession))
         this.frame(from, ways.toAgent, hexOf(deviceId), over)
       }
     }

@@ -2,7 +2,7 @@
 // shard and no database on the way. A session lives where its device is connected, and dies with this hub.
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { AuditSource, AuditTrail } from './audit.ts'
-import { can, type Actor } from './auth.ts'
+import type { Actor } from './auth.ts'
 import type { Database } from './db.ts'
 import { AppError } from './errors.ts'
 import type { ChangeKind, Identities } from './identities.ts'
@@ -21,7 +21,15 @@ import {
 } from './terminal_frames.ts'
 import { StrayFrames } from './stray_frames.ts'
 import { Recorder } from './terminal_recorder.ts'
-import { endTerminal, insertTerminal, type EndReason, type TerminalEnd } from './terminal_rows.ts'
+import { mayStay } from './terminal_access.ts'
+import {
+  endCode,
+  endSentence,
+  EndWriter,
+  unknownSession,
+  type EndDetails,
+} from './terminal_ends.ts'
+import { insertTerminal, type EndReason } from './terminal_rows.ts'
 import { TerminalSession, type OperatorLine } from './terminal_session.ts'
 
 /** The way to agents' sockets. */
@@ -69,23 +77,10 @@ export interface Opened {
   expiresMs: number
 }
 
-/** What an operator is told at the end, as the body of `close`. */
-const sentences: Record<Exclude<EndReason, 'agent_refused'>, string> = {
-  closed: 'the session was closed',
-  exited: 'the shell has ended',
-  operator_lost: 'nobody was connected to the session for too long',
-  agent_lost: 'the device was away for too long',
-  access_ended: 'you may not use this terminal any more',
-  device_refused: 'the device was taken out of service',
-  hub_stopped: 'the hub restarts',
-  interrupted: 'the hub was interrupted',
-}
-
 export class Terminals {
   private readonly sessions = new Map<string, TerminalSession>()
   private readonly byDevice = new Map<string, Set<TerminalSession>>()
-  /** Ends that are not written yet. */
-  private readonly ending = new Set<Promise<void>>()
+  private readonly ends: EndWriter
   private readonly strays: StrayFrames
   private readonly recorder: Recorder
   private readonly options: TerminalsOptions
@@ -97,7 +92,9 @@ export class Terminals {
 
   constructor(options: TerminalsOptions) {
     this.options = options
-    this.recorder = new Recorder(options.db, options.log)
+    const { db, log } = options
+    this.recorder = new Recorder(db, log)
+    this.ends = new EndWriter({ db, recorder: this.recorder, log })
     this.strays = new StrayFrames(options.audit, options.log)
     this.stopListening = options.identities.onChange((kind, id) => this.changed(kind, id))
     this.review = setInterval(() => this.changed('missed', ''), limits.terminalReviewMs)
@@ -179,7 +176,7 @@ export class Terminals {
     if (open >= limits.terminalsPerDeviceMax) {
       throw new AppError('SESSION_LIMIT', `the device has ${open} terminals open; close one first`)
     }
-    if (this.sessions.size + this.ending.size < limits.terminalsMax) return
+    if (this.sessions.size + this.ends.waiting < limits.terminalsMax) return
     const message = 'this hub has as many terminals as it can take; try again shortly'
     throw new AppError('OVERLOADED', message, { retryAfterSeconds: 10 })
   }
@@ -269,7 +266,7 @@ export class Terminals {
       session.agent = this.lines?.find(deviceId)
       const isRefused =
         code === closeCodes.decommissioned || code === closeCodes.organizationSuspended
-      if (isRefused) this.end(session, 'device_refused')
+      if (isRefused) this.end(session, 'device_refused', { code })
       else this.watch(session)
     }
   }
@@ -327,7 +324,7 @@ export class Terminals {
   private forget(conn: number, { id, kind }: TerminalFrame): void {
     this.drop('unknown')
     if (kind === 'close') return
-    this.lines?.send(conn, encodeFrame('close', id, 0, encodeText('the hub knows no such session')))
+    this.lines?.send(conn, encodeFrame('close', id, 0, encodeText(unknownSession)))
   }
 
   private recorded({ recording }: TerminalSession): void {
@@ -410,14 +407,7 @@ export class Terminals {
   }
 
   private async judge(session: TerminalSession): Promise<void> {
-    const { userId, sessionId } = session.actor
-    try {
-      const actor = await this.options.identities.of({ userId, sessionId, expiresAt: 0 })
-      if (!reaches(actor, session)) this.end(session, 'access_ended')
-    } catch (error) {
-      // While PostgreSQL is away there is nothing to tell; the next look decides.
-      if (error instanceof AppError && error.status < 500) this.end(session, 'access_ended')
-    }
+    if (!(await mayStay(this.options.identities, session))) this.end(session, 'access_ended')
   }
 
   // ---- ends
@@ -425,49 +415,19 @@ export class Terminals {
   private end(
     session: TerminalSession,
     reason: EndReason,
-    { by, why }: { by?: AuditSource; why?: string } = {},
+    { by, ...details }: EndDetails & { by?: AuditSource } = {},
   ): void {
     if (session.ended) return
     session.ended = true
     clearTimeout(session.absence)
     this.remove(session)
-    const sentence = reason === 'agent_refused' ? why || 'the agent closed it' : sentences[reason]
-    const frame = encodeFrame('close', session.id, 0, encodeText(sentence))
+    const sentence = encodeText(endSentence(reason, details))
+    const frame = encodeFrame('close', session.id, 0, sentence)
     if (reason !== 'agent_refused') this.toAgent(session, frame)
     session.operator?.send(frame)
-    session.operator?.close(reason === 'hub_stopped' ? closeCodes.restart : 1000, 'ended')
+    session.operator?.close(endCode(reason, details), 'ended')
     this.options.metrics.terminalsEnded.inc({ reason })
-    const { bytesIn, bytesOut, exit } = session
-    const exitCode = exit ? exit.exitCode : null
-    const written = this.writeEnd(session, {
-      reason,
-      exitCode,
-      bytesIn,
-      bytesOut,
-      ...(by && { by }),
-    })
-    this.ending.add(written)
-    void written.finally(() => this.ending.delete(written))
-  }
-
-  /** Tries until it is written; a hub that stops before leaves it to the sweep of another. */
-  private async writeEnd(
-    session: TerminalSession,
-    end: Omit<TerminalEnd, 'recordingComplete'>,
-  ): Promise<void> {
-    const { db, log } = this.options
-    for (let tries = 0; ; tries++) {
-      try {
-        if (session.recording) await this.recorder.finish(session.recording)
-        const recordingComplete = session.recording?.complete ?? false
-        await endTerminal(db, session.id.slice('term-'.length), { ...end, recordingComplete })
-        return
-      } catch (error) {
-        if (tries === 0) log.warn({ err: error }, 'the end of a terminal can not be written')
-        if (this.closed) return
-        await new Promise((resolve) => setTimeout(resolve, limits.terminalEndRetryMs))
-      }
-    }
+    this.ends.write(session, { reason, ...(by && { by }) })
   }
 
   private drop(reason: string): void {
@@ -480,13 +440,7 @@ export class Terminals {
     this.stopListening()
     clearInterval(this.review)
     for (const session of this.sessions.values()) this.end(session, 'hub_stopped')
-    await Promise.all(this.ending)
+    await this.ends.close()
     this.recorder.close()
   }
-}
-
-function reaches(actor: Actor, { orgId, siteId }: TerminalSession): boolean {
-  if (!can(actor.role, 'terminals.write')) return false
-  if (actor.orgId !== null && actor.orgId !== orgId) return false
-  return actor.siteIds === null || actor.siteIds.includes(siteId)
 }

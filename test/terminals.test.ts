@@ -6,8 +6,10 @@ import { once } from 'node:events'
 import { after, afterEach, before, describe, test } from 'node:test'
 import fc from 'fast-check'
 import { newId } from '../src/ids.ts'
+import { closeCodes } from '../src/protocol.ts'
 import {
   decodeFrame,
+  decodeText,
   encodeFrame,
   frameKinds,
   type FrameKind,
@@ -15,7 +17,7 @@ import {
 } from '../src/terminal_frames.ts'
 import type { TerminalSession } from '../src/terminal_session.ts'
 import { FakeAgent } from './support/agent.ts'
-import { metricsToken, startHub, type TestHub } from './support/hub.ts'
+import { metricsToken, startHub, type Device, type TestHub } from './support/hub.ts'
 import { makeOrganization, makeSite, signedIn, type Person } from './support/people.ts'
 import { breakAgent, startAgentOf, type RunningAgent } from './support/real_agent.ts'
 import { endAll, openSocket, openTicket, Operator, type OpenTicket } from './support/terminal.ts'
@@ -286,17 +288,43 @@ describe('who gets in', () => {
     await hub.patch(`/devices/${agent.deviceId}`, { siteId: device.siteId })
   })
 
-  test('a decommissioned device ends its terminal', async () => {
-    const device = await hub.enroll()
-    const fake = await FakeAgent.connect(device, hub.origin)
-    const ticket = await openTicket(hub, device.deviceId)
-    assert.equal((await hub.delete(`/devices/${device.deviceId}`)).status, 200)
-    await until('the end', async () => {
-      const { body } = await hub.get(`/devices/${device.deviceId}/terminals`)
-      return body.data[0].id === ticket.id && body.data[0].endReason === 'device_refused'
+  for (const [what, change, code, sentence] of [
+    [
+      'a decommissioned device',
+      ({ deviceId }: Device) => hub.delete(`/devices/${deviceId}`),
+      closeCodes.decommissioned,
+      'the device was taken out of service',
+    ],
+    [
+      'a suspended organization',
+      ({ orgId }: Device) => hub.patch(`/organizations/${orgId}`, { status: 'suspended' }),
+      closeCodes.organizationSuspended,
+      'the organization of the device is suspended',
+    ],
+  ] as const) {
+    test(`${what} ends the terminal, and says that it was this`, async () => {
+      const siteId = await makeSite(hub, await makeOrganization(hub))
+      const { body: key } = await hub.post(`/sites/${siteId}/enrollment-keys`, { maxUses: 1 })
+      const device = await hub.enroll({ enrollmentSecret: key.key })
+      const fake = await FakeAgent.connect(device, hub.origin)
+      const ticket = await openTicket(hub, device.deviceId)
+      const socket = await openSocket(ticket)
+      const said: string[] = []
+      socket.on('message', (data) => {
+        const frame = decodeFrame(data as Buffer)
+        if (frame?.kind === 'close') said.push(decodeText(frame.body))
+      })
+      const closed = once(socket, 'close')
+      assert.equal((await change(device)).status, 200)
+      assert.equal((await fake.closing()).code, code)
+      assert.equal((await closed)[0], code)
+      assert.deepEqual(said, [sentence])
+      await until('the end', async () => {
+        const { body } = await hub.get(`/devices/${device.deviceId}/terminals`)
+        return body.data[0].id === ticket.id && body.data[0].endReason === 'device_refused'
+      })
     })
-    assert.equal((await fake.closing()).code, 4003)
-  })
+  }
 })
 
 async function technician(siteIds?: string[]): Promise<Person> {

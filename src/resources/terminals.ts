@@ -8,7 +8,8 @@ import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager, type PageQuery, type PageRow } from '../page.ts'
 import { idParams, route, type Call, type Context, type Reply, type Route } from '../route.ts'
 import { isTerminalId, sizeMax, type TerminalSize } from '../terminal_frames.ts'
-import { endReasons } from '../terminal_rows.ts'
+import { deviceOffline, terminalEnded } from '../terminal_ends.ts'
+import { endReasons, type EndReason } from '../terminal_rows.ts'
 import type { IssuedTicket } from '../terminal_relay.ts'
 import type { TerminalDevice } from '../terminals.ts'
 import { withinScope } from './devices.ts'
@@ -143,7 +144,7 @@ async function connectedDevice(
   const isThere =
     nodeId === ctx.nodeId ? await ctx.terminals.arrival(device.id) : device.status === 'online'
   if (nodeId !== null && isThere) return { ...device, nodeId }
-  throw new AppError('DEVICE_OFFLINE', 'the device is offline; a terminal needs it connected')
+  throw deviceOffline()
 }
 
 async function createTicket(
@@ -156,7 +157,7 @@ async function createTicket(
   const session = ctx.terminals.find(id)
   // One that is this hub's and not here any more has ended, though its row may not say so yet.
   const isOver = terminal.ended || (session === undefined && ctx.terminals.isOwn(terminal.nodeId))
-  if (isOver) throw new AppError('CONFLICT', 'this terminal has ended')
+  if (isOver) throw terminalEnded(terminal.endReason)
   if (terminal.userId !== actor.userId) {
     throw new AppError('FORBIDDEN', 'this terminal is another user’s; open one of your own')
   }
@@ -216,6 +217,7 @@ interface TerminalRow extends Row {
   hostname: string
   nodeId: string
   ended: boolean
+  endReason: EndReason | null
 }
 
 /** A session in the scope. Throws NOT_FOUND. */
@@ -225,7 +227,8 @@ async function findTerminal(db: Queryable, scope: Scope, id: string): Promise<Te
   const [row] = await db.query<TerminalRow>(
     `select t.id as uuid, t.user_id as "userId", t.cols, t.rows, d.hostname,
        t.node_id as "nodeId",
-       floor(extract(epoch from t.started_at))::float8 as "startedSeconds", t.ended_at is not null as ended
+       floor(extract(epoch from t.started_at))::float8 as "startedSeconds", t.ended_at is not null as ended,
+       t.end_reason as "endReason"
      from ${tables} ${where.text()}`,
     where.values,
   )
