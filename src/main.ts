@@ -156,7 +156,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       absenceSeconds: config.terminalAbsenceSeconds,
     })
     stops.push(() => terminals.close())
-    const relay = new TerminalRelay({ nodeId, bus, terminals, identities: people })
+    const relay = new TerminalRelay({ bus, terminals, identities: people })
     stops.push(async () => relay.close())
     const handoffs = new Handoffs({
       nodeId,

@@ -8,6 +8,13 @@ import type { TerminalDevice } from './terminals.ts'
 /** Who asks, for the home to look up by itself. */
 export type Asker = Pick<Actor, 'userId' | 'sessionId'>
 
+/** What `open` and `ticket` are answered with. */
+export interface IssuedTicket {
+  id: string
+  ticket: string
+  expiresMs: number
+}
+
 export type Question =
   | { op: 'open'; asker: Asker; source: AuditSource; device: TerminalDevice; size: TerminalSize }
   | { op: 'ticket'; asker: Asker; id: string }
@@ -34,3 +41,4 @@ export type RelayMessage =
 
 /** What a frame on the bus is: its way, and 16 bytes that name the line or the device. */
 export const ways = { toHome: 0, toOperator: 1, toAgent: 2, fromAgent: 3 } as const
+export type Way = (typeof ways)[keyof typeof ways]

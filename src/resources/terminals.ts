@@ -10,7 +10,7 @@ import { idParams, route, type Call, type Context, type Reply, type Route } from
 import { isTerminalId, sizeMax, type TerminalSize } from '../terminal_frames.ts'
 import { deviceOffline, terminalEnded } from '../terminal_ends.ts'
 import { endReasons, type EndReason } from '../terminal_rows.ts'
-import type { IssuedTicket } from '../terminal_relay.ts'
+import type { IssuedTicket } from '../terminal_messages.ts'
 import type { TerminalDevice } from '../terminals.ts'
 import { withinScope } from './devices.ts'
 import { Id, nullable, Time } from './shapes.ts'

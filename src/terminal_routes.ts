@@ -1,0 +1,105 @@
+// Agents here, of sessions that live on other hubs: which session of a device belongs to which hub, and what was
+// lost on the way there.
+import { hexOf } from './ids.ts'
+import { decodeFrame } from './terminal_frames.ts'
+import type { TerminalLink } from './terminal_link.ts'
+import { ways, type AgentHere } from './terminal_messages.ts'
+import type { Terminals } from './terminals.ts'
+
+interface RoutedAgent {
+  conn: number | undefined
+  /** Home by session. */
+  homes: Map<string, string>
+  /** Homes that frames were lost on the way to or from. */
+  dirty: Set<string>
+}
+
+export interface TerminalRoutesOptions {
+  link: TerminalLink
+  terminals: Terminals
+  /** The agent is connected: its homes are to know. */
+  onUp: (homes: ReadonlySet<string>) => void
+}
+
+export class TerminalRoutes {
+  private readonly agents = new Map<string, RoutedAgent>()
+  private readonly options: TerminalRoutesOptions
+
+  constructor(options: TerminalRoutesOptions) {
+    this.options = options
+  }
+
+  /** Sessions elsewhere of a device that has just been claimed here. */
+  learn(deviceId: string, sessions: readonly { id: string; home: string }[]): void {
+    const homes = new Map(sessions.map(({ id, home }) => [`term-${id}`, home]))
+    this.agents.set(deviceId, { conn: undefined, homes, dirty: new Set() })
+  }
+
+  agentUp(deviceId: string, conn: number): void {
+    const agent = this.agents.get(deviceId)
+    if (!agent) return
+    agent.conn = conn
+    const homes = new Set(agent.homes.values())
+    for (const home of homes) agent.dirty.add(home)
+    this.options.onUp(homes)
+  }
+
+  agentDown(deviceId: string, conn: number, code: number): void {
+    const agent = this.agents.get(deviceId)
+    if (agent?.conn !== conn) return
+    // The next claim says again what there is.
+    this.agents.delete(deviceId)
+    for (const home of new Set(agent.homes.values())) {
+      this.options.link.tell(home, { op: 'agent_down', deviceId, code })
+    }
+  }
+
+  /** False when the session is no other hub's. */
+  fromAgent(deviceId: string, id: string, bytes: Uint8Array): boolean {
+    const agent = this.agents.get(deviceId)
+    const home = agent?.homes.get(id)
+    if (agent === undefined || home === undefined) return false
+    const sent = this.options.link.frame(home, ways.fromAgent, hexOf(deviceId), bytes)
+    if (!sent) agent.dirty.add(home)
+    return true
+  }
+
+  /** A frame of a session's home. */
+  toAgent(from: string, deviceId: string, bytes: Uint8Array): void {
+    const agent = this.agents.get(deviceId)
+    const frame = decodeFrame(bytes)
+    if (agent?.conn === undefined || frame === undefined || agent.homes.get(frame.id) !== from) {
+      return
+    }
+    if (frame.kind === 'close') agent.homes.delete(frame.id)
+    this.options.terminals.sendToAgent(agent.conn, bytes)
+  }
+
+  /** Hubs that sessions of agents here live on. */
+  *nodes(): Iterable<string> {
+    for (const { homes } of this.agents.values()) yield* homes.values()
+  }
+
+  /** Something may have been lost on every way. */
+  lostAll(): void {
+    for (const { homes, dirty } of this.agents.values()) {
+      for (const home of homes.values()) dirty.add(home)
+    }
+  }
+
+  /** The agents that a home is to hear of; `told` says that it did. */
+  of(home: string): { agents: AgentHere[]; told: () => void } {
+    const agents: AgentHere[] = []
+    const routed: RoutedAgent[] = []
+    for (const [deviceId, agent] of this.agents) {
+      const ids = [...agent.homes].filter(([, node]) => node === home).map(([id]) => id)
+      if (ids.length === 0 || agent.conn === undefined) continue
+      agents.push({ deviceId, ids, again: agent.dirty.has(home) })
+      routed.push(agent)
+    }
+    const told = () => {
+      for (const agent of routed) agent.dirty.delete(home)
+    }
+    return { agents, told }
+  }
+}
