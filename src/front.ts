@@ -203,6 +203,11 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       }
       return newest?.conn
     },
+    stageOf(deviceId, conn) {
+      const agent = sockets[conn]?.getUserData()
+      if (agent?.deviceId !== deviceId) return 'gone'
+      return agent.order > 0 ? 'welcomed' : 'open'
+    },
     send(conn, frame) {
       if (sockets[conn]?.send(frame, true) !== undefined) ctx.metrics.framesOut.inc()
     },

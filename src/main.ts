@@ -117,7 +117,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       onRestart: () => metrics.shardRestarts.inc(),
       onBatch: (entries) => metrics.batch.observe({ statement: 'front_to_shard' }, entries),
       onClaimedFrom: (nodes) => handoffs.wake(nodes),
-      onTerminals: (deviceId, sessions) => relay.learn(deviceId, sessions),
+      onTerminals: ({ deviceId, conn, sessions }) => relay.learn(deviceId, conn, sessions),
       onSuperseded: () => void handoffs.take('sweep'),
     })
     stops.push(() => shards.close())

@@ -222,13 +222,19 @@ export type FrontMessage =
   | { type: 'answer'; ask: number; value: unknown }
   /** Devices were claimed that these other hubs held. */
   | { type: 'claimed_from'; nodes: string[] }
-  /** Before the welcome: terminals of the device that live on other hubs. */
-  | { type: 'terminals'; deviceId: string; sessions: { id: string; home: string }[] }
+  /** Before the welcome, where there will be one: terminals of the device that live on other hubs. */
+  | { type: 'terminals'; deviceId: string; conn: number; sessions: SessionElsewhere[] }
   /** A device is not this hub's any more, and what another one says of it may wait to be taken. */
   | { type: 'superseded' }
   /** Once a second, what this shard counted since the last time. */
   | { type: 'observed'; observed: Observed }
   | { type: 'stopped' }
+
+/** A terminal, and the hub that it lives on. */
+export interface SessionElsewhere {
+  id: string
+  home: string
+}
 
 export interface FrontMail {
   mail: ToFront[]

@@ -45,7 +45,7 @@ export interface ShardsOptions {
   /** These hubs have lost devices to this one. */
   onClaimedFrom: (nodes: string[]) => void
   /** A device that came here has terminals on other hubs. */
-  onTerminals: (deviceId: string, sessions: { id: string; home: string }[]) => void
+  onTerminals: (message: Extract<FrontMessage, { type: 'terminals' }>) => void
   /** Another hub did something to a device of this one: it may say what. */
   onSuperseded: () => void
 }
@@ -330,7 +330,7 @@ export class Shards {
       case 'claimed_from':
         return this.options.onClaimedFrom(message.nodes)
       case 'terminals':
-        return this.options.onTerminals(message.deviceId, message.sessions)
+        return this.options.onTerminals(message)
       case 'superseded':
         return this.options.onSuperseded()
       case 'observed':

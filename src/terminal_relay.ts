@@ -9,7 +9,7 @@ import type { Bus } from './bus.ts'
 import type { Identities } from './identities.ts'
 import { hexOf, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
-import { closeCodes } from './protocol.ts'
+import { closeCodes, type SessionElsewhere } from './protocol.ts'
 import { unknownSession } from './terminal_ends.ts'
 import { encodeFrame, encodeText, type TerminalSize } from './terminal_frames.ts'
 import { HomeLines } from './terminal_lines.ts'
@@ -132,8 +132,8 @@ export class TerminalRelay implements AgentsElsewhere {
   // ---- the agent's side
 
   /** Sessions elsewhere of a device that has just been claimed here. */
-  learn(deviceId: string, sessions: readonly { id: string; home: string }[]): void {
-    this.routes.learn(deviceId, sessions)
+  learn(deviceId: string, conn: number, sessions: readonly SessionElsewhere[]): void {
+    this.routes.learn(deviceId, conn, sessions)
   }
 
   agentUp(deviceId: string, conn: number): void {

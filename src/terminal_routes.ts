@@ -1,13 +1,16 @@
 // Agents here, of sessions that live on other hubs: which session of a device belongs to which hub, and what was
 // lost on the way there.
 import { hexOf } from './ids.ts'
+import type { SessionElsewhere } from './protocol.ts'
 import { decodeFrame } from './terminal_frames.ts'
 import type { TerminalLink } from './terminal_link.ts'
 import { ways, type AgentHere } from './terminal_messages.ts'
 import type { Terminals } from './terminals.ts'
 
 interface RoutedAgent {
-  conn: number | undefined
+  conn: number
+  /** Before that its homes need not know of it. */
+  welcomed: boolean
   /** Home by session. */
   homes: Map<string, string>
   /** Homes that frames were lost on the way to or from. */
@@ -29,16 +32,21 @@ export class TerminalRoutes {
     this.options = options
   }
 
-  /** Sessions elsewhere of a device that has just been claimed here. */
-  learn(deviceId: string, sessions: readonly { id: string; home: string }[]): void {
+  /** Sessions elsewhere of a device that has just been claimed here, with this connection. */
+  learn(deviceId: string, conn: number, sessions: readonly SessionElsewhere[]): void {
+    const stage = this.options.terminals.stageOf(deviceId, conn)
+    // It went before this came; nobody would take it out again.
+    if (stage === 'gone') return
     const homes = new Map(sessions.map(({ id, home }) => [`term-${id}`, home]))
-    this.agents.set(deviceId, { conn: undefined, homes, dirty: new Set() })
+    this.agents.set(deviceId, { conn, welcomed: false, homes, dirty: new Set() })
+    // A socket that outlived its claim is not welcomed twice.
+    if (stage === 'welcomed') this.agentUp(deviceId, conn)
   }
 
   agentUp(deviceId: string, conn: number): void {
     const agent = this.agents.get(deviceId)
-    if (!agent) return
-    agent.conn = conn
+    if (agent?.conn !== conn) return
+    agent.welcomed = true
     const homes = new Set(agent.homes.values())
     for (const home of homes) agent.dirty.add(home)
     this.options.onUp(homes)
@@ -49,6 +57,7 @@ export class TerminalRoutes {
     if (agent?.conn !== conn) return
     // The next claim says again what there is.
     this.agents.delete(deviceId)
+    if (!agent.welcomed) return
     for (const home of new Set(agent.homes.values())) {
       this.options.link.tell(home, { op: 'agent_down', deviceId, code })
     }
@@ -68,9 +77,7 @@ export class TerminalRoutes {
   toAgent(from: string, deviceId: string, bytes: Uint8Array): void {
     const agent = this.agents.get(deviceId)
     const frame = decodeFrame(bytes)
-    if (agent?.conn === undefined || frame === undefined || agent.homes.get(frame.id) !== from) {
-      return
-    }
+    if (!agent?.welcomed || frame === undefined || agent.homes.get(frame.id) !== from) return
     if (frame.kind === 'close') agent.homes.delete(frame.id)
     this.options.terminals.sendToAgent(agent.conn, bytes)
   }
@@ -93,7 +100,7 @@ export class TerminalRoutes {
     const routed: RoutedAgent[] = []
     for (const [deviceId, agent] of this.agents) {
       const ids = [...agent.homes].filter(([, node]) => node === home).map(([id]) => id)
-      if (ids.length === 0 || agent.conn === undefined) continue
+      if (ids.length === 0 || !agent.welcomed) continue
       agents.push({ deviceId, ids, again: agent.dirty.has(home) })
       routed.push(agent)
     }

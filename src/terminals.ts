@@ -32,10 +32,15 @@ import {
 import { insertTerminal, type EndReason } from './terminal_rows.ts'
 import { TerminalSession, type OperatorLine } from './terminal_session.ts'
 
+/** `open`: not welcomed yet. */
+export type AgentStage = 'gone' | 'open' | 'welcomed'
+
 /** The way to agents' sockets. */
 export interface AgentLines {
   /** The newest connection of a device to this hub. */
   find(deviceId: string): number | undefined
+  /** How far a connection of the device is. */
+  stageOf(deviceId: string, conn: number): AgentStage
   send(conn: number, frame: Uint8Array): void
 }
 
@@ -343,6 +348,10 @@ export class Terminals {
   }
 
   // ---- agents on other hubs
+
+  stageOf(deviceId: string, conn: number): AgentStage {
+    return this.lines?.stageOf(deviceId, conn) ?? 'gone'
+  }
 
   /** A frame for an agent here, of a session that lives elsewhere. */
   sendToAgent(conn: number, frame: Uint8Array): void {

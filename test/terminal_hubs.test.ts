@@ -5,6 +5,10 @@ import { once } from 'node:events'
 import { connect, createServer, type Server, type Socket } from 'node:net'
 import type { AddressInfo } from 'node:net'
 import { after, afterEach, before, describe, test } from 'node:test'
+import { newId } from '../src/ids.ts'
+import type { Sockets } from '../src/shards.ts'
+import type { TerminalRoutes } from '../src/terminal_routes.ts'
+import { FakeAgent } from './support/agent.ts'
 import { metricsToken, startHub, type TestHub } from './support/hub.ts'
 import { makeOrganization, signedIn } from './support/people.ts'
 import { startAgentOf, type RunningAgent } from './support/real_agent.ts'
@@ -16,12 +20,11 @@ import { until } from './support/until.ts'
 class Switch {
   private readonly server: Server
   private readonly sockets = new Set<Socket>()
-  private target: TestHub
+  private port = 0
 
-  constructor(target: TestHub) {
-    this.target = target
+  constructor() {
     this.server = createServer((socket) => {
-      const other = connect(this.target.hub.port, '127.0.0.1')
+      const other = connect(this.port, '127.0.0.1')
       for (const one of [socket, other]) {
         this.sockets.add(one)
         one.on('error', () => {})
@@ -41,9 +44,9 @@ class Switch {
     return `http://127.0.0.1:${(this.server.address() as AddressInfo).port}`
   }
 
-  /** Cuts what there is; what comes then goes to this hub. */
-  moveTo(target: TestHub): void {
-    this.target = target
+  /** Cuts what there is; what comes then goes to this port. */
+  moveTo(port: number): void {
+    this.port = port
     for (const socket of this.sockets) socket.destroy()
   }
 
@@ -53,13 +56,31 @@ class Switch {
   }
 }
 
+interface MovingAgent extends RunningAgent {
+  moveTo(port: number): void
+}
+
+/** An agent that can be sent to another hub; at first it is at this one. */
+async function movingAgent(hub: TestHub): Promise<MovingAgent> {
+  const way = new Switch()
+  way.moveTo(hub.hub.port)
+  const agent = await startAgentOf(hub, { origin: await way.listen() })
+  return {
+    ...agent,
+    moveTo: (port) => way.moveTo(port),
+    async stop() {
+      await agent.stop()
+      way.close()
+    },
+  }
+}
+
 describe('terminals across hubs', { skip: withoutRedis }, () => {
   let redis: TestRedis
   let here: TestHub
   let home: TestHub
   let far: TestHub
-  let way: Switch
-  let agent: RunningAgent
+  let agent: MovingAgent
 
   before(async () => {
     redis = await startRedis()
@@ -68,12 +89,10 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
     here = await startHub(env)
     far = await startHub(env)
     await reach('ok')
-    way = new Switch(home)
-    agent = await startAgentOf(home, { origin: await way.listen() })
+    agent = await movingAgent(home)
   })
   after(async () => {
     await agent.stop()
-    way.close()
     for (const hub of [far, here, home]) await hub.close()
     await redis.close()
   })
@@ -90,16 +109,16 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
       return answers.every(({ body }) => body.checks.redis === word)
     })
 
-  async function agentOn(hub: TestHub): Promise<void> {
+  async function agentOn(hub: TestHub, who = agent): Promise<void> {
     const there = async () => {
       const [row] = await hub.hub.ctx.db.query<{ nodeId: string; status: string }>(
         'select node_id as "nodeId", status from device_presence where device_id = $1',
-        [agent.deviceId],
+        [who.deviceId],
       )
       return row?.nodeId === hub.hub.ctx.nodeId && row.status === 'online'
     }
     if (await there()) return
-    way.moveTo(hub)
+    who.moveTo(hub.hub.port)
     await until('the agent to be on another hub', there)
   }
 
@@ -188,6 +207,68 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
     operator.client.end()
     await until('the end', async () => (await row(operator.id))?.endReason === 'closed')
     await until('the shell to end', () => operator.over !== undefined)
+  })
+
+  test('a claim anew of the open socket keeps the way to sessions elsewhere', async () => {
+    const other = await movingAgent(home)
+    const operator = await Operator.open(here, other.deviceId)
+    await agentOn(far, other)
+    operator.type('echo $((6*7))\n')
+    await operator.shows('42')
+    const epoch = async () => {
+      const [found] = await far.hub.ctx.db.query<{ epoch: string }>(
+        'select epoch::text as epoch from device_presence where device_id = $1',
+        [other.deviceId],
+      )
+      return found?.epoch
+    }
+    const earlier = await epoch()
+    far.hub.ctx.shards.broadcast({ type: 'reclaim' })
+    await until('the claim', async () => (await epoch()) !== earlier)
+    operator.type('echo $((7*7))\n')
+    await operator.shows('49')
+    operator.drop()
+    await operator.reconnect()
+    operator.type('echo $((8*8))\n')
+    await operator.shows('64')
+    await other.stop()
+  })
+
+  test('an agent that goes before its welcome leaves nothing behind', async () => {
+    const { ctx } = far.hub
+    const device = await far.enroll()
+    const ways = () => [...(Reflect.get(ctx.relay, 'routes') as TerminalRoutes).nodes()]
+    const sessions = [{ id: newId(), home: here.hub.ctx.nodeId }]
+    assert.deepEqual(ways(), [])
+    // A claim that waits: the socket is open and not welcomed.
+    const locked = Promise.withResolvers<void>()
+    const held = Promise.withResolvers<void>()
+    const holding = ctx.db.transaction(async (tx) => {
+      await tx.query('select from device_presence where device_id = $1 for update', [
+        device.deviceId,
+      ])
+      locked.resolve()
+      await held.promise
+    })
+    await locked.promise
+    const early = await FakeAgent.open(device, far.origin)
+    const sockets = Reflect.get(ctx.shards, 'sockets') as Sockets
+    const conn = await until(
+      'its socket',
+      () =>
+        [...sockets.openOf(ctx.shards.of(device.deviceId))].find(
+          ({ deviceId }) => deviceId === device.deviceId,
+        )?.conn,
+    )
+    ctx.relay.learn(device.deviceId, conn, sessions)
+    assert.deepEqual(ways(), [here.hub.ctx.nodeId])
+    early.socket.terminate()
+    await until('its ways to be gone', () => ways().length === 0)
+    // What is told of it afterwards comes too late.
+    ctx.relay.learn(device.deviceId, conn, sessions)
+    assert.deepEqual(ways(), [])
+    held.resolve()
+    await holding
   })
 
   test('a terminal of another user opens nothing, through whichever hub', async () => {

@@ -502,7 +502,7 @@ function onClaimed({ claim, epoch, commands, high, terminals }: Claimed): void {
   }
   if (epoch === 0) return closeDevice(device, closeCodes.decommissioned, 'decommissioned')
   if (terminals.length > 0) {
-    toFront({ type: 'terminals', deviceId: device.id, sessions: terminals })
+    toFront({ type: 'terminals', deviceId: device.id, conn: device.conn, sessions: terminals })
   }
   run(device, {
     type: 'claimed',

@@ -4,7 +4,7 @@ import { Batcher } from '../src/batch.ts'
 import { plainArray, textArray, type Database } from '../src/db.ts'
 import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
-import type { AgentMetrics, ResultFrame, UpgradePhase } from '../src/protocol.ts'
+import type { AgentMetrics, ResultFrame, SessionElsewhere, UpgradePhase } from '../src/protocol.ts'
 import { writeAlerts, type AlertWrite } from './alert_writes.ts'
 import { CommandWrites, type CommandOutcome } from './command_writes.ts'
 import {
@@ -51,7 +51,7 @@ export interface Claimed {
   commands: StoredCommand[]
   /** Its threshold alerts that are open. */
   high: HighKind[]
-  terminals: { id: string; home: string }[]
+  terminals: SessionElsewhere[]
 }
 
 export interface Seen {
@@ -84,7 +84,7 @@ export interface StoreEvents {
 interface Loaded extends Record<string, unknown> {
   commands: StoredCommand[] | null
   high: HighKind[] | null
-  terminals: { id: string; home: string }[] | null
+  terminals: SessionElsewhere[] | null
 }
 
 interface Check {
