@@ -85,6 +85,7 @@ async function live(state: State, identity: Identity, log: Log): Promise<Ending>
         writeStatus(state, { connected: true })
         if (trial?.running) return beatForTrial(trial)
         heartbeat.start(intervalMs)
+        terminals.up()
         work?.connected()
       },
       down() {

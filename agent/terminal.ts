@@ -68,6 +68,11 @@ export class Terminal {
     }
   }
 
+  /** Says how far input is taken; from whoever does not know the session comes a `close`. */
+  confirm(): void {
+    this.#say('ack', this.#input.at - (this.#pty?.waitingBytes ?? 0))
+  }
+
   /** Hangs up and kills what ignores it. A reason is told to the hub. */
   end(why: string): void {
     if (this.#over) return
@@ -87,7 +92,7 @@ export class Terminal {
     try {
       const pty = await openPty(loginShell(size), {
         data: (bytes) => this.#keep(bytes),
-        written: () => this.#confirm(),
+        written: () => this.confirm(),
         exit: (exitCode, signal) => this.#ended(exitCode, signal),
       })
       this.#pty = pty
@@ -118,10 +123,6 @@ export class Terminal {
     if (!pty || this.#exit || pty.waitingBytes + body.length > windowBytes) return
     const fresh = this.#input.take(seq, body)
     if (fresh) pty.write(fresh)
-  }
-
-  #confirm(): void {
-    this.#say('ack', this.#input.at - (this.#pty?.waitingBytes ?? 0))
   }
 
   // ---- output

@@ -41,6 +41,11 @@ export class Terminals {
     return true
   }
 
+  /** A socket is welcomed: the hub hears which sessions there are here, and closes those that it does not know. */
+  up(): void {
+    for (const terminal of this.#open.values()) terminal.confirm()
+  }
+
   /** The socket is lost. A hub that comes back asks for each session it knows; the others end. */
   down(): void {
     for (const id of this.#open.keys()) {

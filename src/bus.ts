@@ -13,10 +13,22 @@ import { keysFrom, sealBytes, unsealBytes } from './seal.ts'
 /**
  * `handed`: rows wait for the hub it is sent to. `ended`: ids of commands that its requests wait for. `cancel`: what
  * an actor answered, and the id of the command.
- * `terminal`, `frame`: a terminal session whose ends are on two hubs. `probe`: to oneself.
+ * `terminal`, `frame`: a terminal session whose ends are on two hubs. `interrupted`: terminals of hubs that are gone
+ * were ended. `probe`: to oneself.
  */
-export const busKinds = ['probe', 'handed', 'ended', 'cancel', 'terminal', 'frame'] as const
+export const busKinds = [
+  'probe',
+  'handed',
+  'ended',
+  'cancel',
+  'terminal',
+  'frame',
+  'interrupted',
+] as const
 export type BusKind = (typeof busKinds)[number]
+
+/** In the place of a node: every hub but the one that sends. For what is rare, and nobody knows whom it concerns. */
+export const everyHub = 'every'
 
 /** `from` is the node that sent it. */
 export type BusListener = (from: string, body: Buffer) => void
@@ -24,7 +36,7 @@ export type BusListener = (from: string, body: Buffer) => void
 export interface Bus {
   /** `off` without Redis. */
   state(): 'ok' | 'down' | 'off'
-  /** Sends with everything else of this turn; false when it can't be sent. True is no promise. */
+  /** Sends with everything else of this turn, to one hub or `everyHub`; false when it can't be sent. True is no promise. */
   send(node: string, kind: BusKind, body: string | Uint8Array): boolean
   on(kind: BusKind, listener: BusListener): void
   /** Called when it works from now on; what was sent before may have been missed. */
@@ -183,9 +195,10 @@ class RedisBus implements Bus {
     const publisher = await connectionTo(url, this.stop.signal)
     try {
       await Promise.all([listening.open(), publisher.open()])
-      const channel = channelOf(nodeId)
-      const onMessage = (message: Buffer) => this.receive(channel, message)
-      await listening.answer(listening.client.subscribe(channel, onMessage, true))
+      for (const channel of [channelOf(nodeId), channelOf(everyHub)]) {
+        const onMessage = (message: Buffer) => this.receive(channel, message)
+        await listening.answer(listening.client.subscribe(channel, onMessage, true))
+      }
       this.publisher = publisher
       for (;;) {
         await Promise.race([this.probe(publisher), listening.broken])
@@ -214,6 +227,7 @@ class RedisBus implements Bus {
     const number = opened.readBigUInt64BE(16)
     if (number <= (this.heard.get(from) ?? 0n)) return this.drop('repeated')
     this.heard.set(from, number)
+    if (from === this.options.nodeId && channel === channelOf(everyHub)) return
     for (let at = 24; at + 5 <= opened.length;) {
       const end = at + 5 + opened.readUInt32BE(at)
       const kind = opened.readUInt8(at + 4)

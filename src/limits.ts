@@ -360,9 +360,11 @@ export const limits = {
   terminalArrivalMs: 1_000,
   /** Another hub's answer about a terminal: Redis twice, and there a transaction. */
   relayAnswerMs: 3_000,
+  /** To open one: that hub may first ask others, as long, whether they still have what is in the way. */
+  relayOpenMs: 7_000,
   /** How often hubs that share a session tell each other so; three in a row missed, and it is broken. */
-  relayBeatMs: 5_000,
-  relayLostMs: 16_000,
+  relayBeatMs: 2_000,
+  relayLostMs: 7_000,
   /** Sessions of a device: three windows of an operator, or three operators. */
   terminalsPerDeviceMax: 3,
   /** Sessions of a hub: up to a window of 256 KiB waits in the operator's socket, 1 MiB and a window in its recording. */

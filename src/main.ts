@@ -156,7 +156,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       absenceSeconds: config.terminalAbsenceSeconds,
     })
     stops.push(() => terminals.close())
-    const relay = new TerminalRelay({ bus, terminals, identities: people })
+    const relay = new TerminalRelay({ bus, db, terminals, identities: people, log })
     stops.push(async () => relay.close())
     const handoffs = new Handoffs({
       nodeId,
@@ -195,10 +195,14 @@ export async function run(options: RunOptions): Promise<Hub> {
       onCancels(cancels) {
         for (const { deviceId, id } of cancels) shards.tellCancel(deviceId, id)
       },
+      onInterrupted: () => relay.interrupted(),
       onHanded: (nodes) => handoffs.wake(nodes),
       onRestart: () => metrics.jobsRestarts.inc(),
       // Others may have taken this hub for dead and its devices for offline: claim them anew.
-      onLeaseRegained: () => shards.broadcast({ type: 'reclaim' }),
+      onLeaseRegained: () => {
+        shards.broadcast({ type: 'reclaim' })
+        void relay.review()
+      },
       onPeers: (others) => peers.heard(others),
     })
     stops.push(() => jobs.close())

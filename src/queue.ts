@@ -33,6 +33,8 @@ export interface JobsOptions {
   onCommands?: (commands: DeviceCommand[]) => void
   /** Commands that a roll-out wants back. */
   onCancels?: (cancels: EndedCommand[]) => void
+  /** Terminals of hubs that are gone were ended, and it is committed. */
+  onInterrupted?: () => void
   /** Other hubs have something to look at. */
   onHanded?: (nodes: string[]) => void
   /** The thread died and a new one was started. */
@@ -94,6 +96,8 @@ export type FromJobs =
   | { type: 'commands'; commands: DeviceCommand[] }
   /** Commands that their actors are to cancel, as far as they are connected here. */
   | { type: 'cancels'; cancels: EndedCommand[] }
+  /** Terminals of hubs that are gone were ended. */
+  | { type: 'interrupted' }
   /** These hubs were handed something, and it is committed. */
   | { type: 'handed'; nodes: string[] }
   /** Once a second, also as the sign of life. */
@@ -265,6 +269,8 @@ export class Jobs {
         return this.options.onCommands?.(message.commands)
       case 'cancels':
         return this.options.onCancels?.(message.cancels)
+      case 'interrupted':
+        return this.options.onInterrupted?.()
       case 'handed':
         return this.options.onHanded?.(message.nodes)
       case 'observed':

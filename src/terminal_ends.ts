@@ -55,6 +55,11 @@ export function deviceOffline(): AppError {
 
 export const unknownSession = 'the hub knows no such session'
 
+/** Why an operator's socket is closed while the session may live: whoever comes back hears more. */
+export const wayBroke = 'the way to the hub of the terminal broke; connect again'
+export const homeSilent =
+  'the hub of the terminal does not answer; connect again to go on, or to hear why it ended'
+
 export interface EndWriterOptions {
   db: Database
   recorder: Recorder

@@ -7,7 +7,7 @@ import { AppError } from './errors.ts'
 import type { Identities } from './identities.ts'
 import { limits } from './limits.ts'
 import { closeCodes } from './protocol.ts'
-import { deviceOffline, terminalEnded } from './terminal_ends.ts'
+import { deviceOffline, terminalEnded, wayBroke } from './terminal_ends.ts'
 import type { TerminalLink } from './terminal_link.ts'
 import { ways, type Asker, type IssuedTicket, type Question } from './terminal_messages.ts'
 import type { OperatorLine, TerminalSession } from './terminal_session.ts'
@@ -50,6 +50,8 @@ export class HomeLines {
         return this.issue(question)
       case 'redeem':
         return this.redeem(from, question)
+      case 'keeps':
+        return question.ids.filter((id) => this.options.terminals.find(id) !== undefined)
     }
   }
 
@@ -140,8 +142,8 @@ export class HomeLines {
   /** A line that is not here, or lost something: its client comes back. */
   private refuse(node: string, key: string): void {
     this.drop(key)
-    const reason = 'the way to the hub of the terminal broke'
-    this.options.link.tell(node, { op: 'close', line: key, code: closeCodes.restart, reason })
+    const close = { op: 'close', line: key, code: closeCodes.restart, reason: wayBroke } as const
+    this.options.link.tell(node, close)
   }
 
   private drop(key: string): void {

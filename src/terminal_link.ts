@@ -39,6 +39,11 @@ export class TerminalLink {
     })
   }
 
+  /** Whether hubs can be reached at all. */
+  works(): boolean {
+    return this.bus.state() === 'ok'
+  }
+
   /** False when it can't be sent; true is no promise. */
   tell(node: string, message: RelayMessage): boolean {
     return this.bus.send(node, 'terminal', JSON.stringify(message))
@@ -52,7 +57,7 @@ export class TerminalLink {
   }
 
   /** Throws what the other hub throws, and UNAVAILABLE when it does not answer. */
-  ask(node: string, question: Question): Promise<unknown> {
+  ask(node: string, question: Question, answerMs: number = limits.relayAnswerMs): Promise<unknown> {
     const ask = ++this.asks
     return new Promise((resolve, reject) => {
       const end = (message: Answer) => {
@@ -61,8 +66,8 @@ export class TerminalLink {
         if (message.error) reject(fromMessage(message.error))
         else resolve(message.value)
       }
-      const fail = () => end({ op: 'answer', ask, error: toMessage(unreachable()) })
-      const timer = setTimeout(fail, limits.relayAnswerMs)
+      const fail = () => end({ op: 'answer', ask, error: toMessage(this.unreachable()) })
+      const timer = setTimeout(fail, answerMs)
       this.asked.set(ask, { node, answer: end })
       if (!this.tell(node, { op: 'ask', ask, question })) fail()
     })
@@ -82,9 +87,16 @@ export class TerminalLink {
   /** These hubs are out of reach: what was asked there gets no answer. */
   lose(isLost: (node: string) => boolean): void {
     for (const { node, answer } of Array.from(this.asked.values())) {
-      if (isLost(node)) answer({ op: 'answer', ask: 0, error: toMessage(unreachable()) })
+      if (isLost(node)) answer({ op: 'answer', ask: 0, error: toMessage(this.unreachable()) })
     }
     for (const node of this.heardMs.keys()) if (isLost(node)) this.heardMs.delete(node)
+  }
+
+  private unreachable(): AppError {
+    const message = this.works()
+      ? 'the hub that has it does not answer; if it failed, its devices and their terminals are let go of within half a minute'
+      : 'the hub that has it can not be reached; hubs reach each other through Redis (REDIS_URL)'
+    return new AppError('UNAVAILABLE', message, { retryAfterSeconds: 5 })
   }
 
   private receive(from: string, message: RelayMessage, events: LinkEvents): void {
@@ -106,10 +118,4 @@ export class TerminalLink {
         events.notice(from, message)
     }
   }
-}
-
-function unreachable(): AppError {
-  const message =
-    'the hub that the device is connected to can not be reached; hubs reach each other through Redis (REDIS_URL)'
-  return new AppError('UNAVAILABLE', message, { retryAfterSeconds: 5 })
 }

@@ -19,6 +19,8 @@ export type Question =
   | { op: 'open'; asker: Asker; source: AuditSource; device: TerminalDevice; size: TerminalSize }
   | { op: 'ticket'; asker: Asker; id: string }
   | { op: 'redeem'; id: string; ticket: string }
+  /** Which of these sessions live there; an agent that is here has their shells. */
+  | { op: 'keeps'; ids: string[] }
 
 export interface AgentHere {
   deviceId: string

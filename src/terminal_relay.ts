@@ -5,12 +5,14 @@
 // `terminal_lines.ts`', agents here `terminal_routes.ts`'.
 import type { AuditSource } from './audit.ts'
 import type { Actor } from './auth.ts'
-import type { Bus } from './bus.ts'
+import { everyHub, type Bus } from './bus.ts'
+import type { Database } from './db.ts'
 import type { Identities } from './identities.ts'
 import { hexOf, uuidOf } from './ids.ts'
 import { limits } from './limits.ts'
+import type { Logger } from './log.ts'
 import { closeCodes, type SessionElsewhere } from './protocol.ts'
-import { unknownSession } from './terminal_ends.ts'
+import { endSentence, homeSilent, unknownSession, wayBroke } from './terminal_ends.ts'
 import { encodeFrame, encodeText, type TerminalSize } from './terminal_frames.ts'
 import { HomeLines } from './terminal_lines.ts'
 import { TerminalLink, type Notice } from './terminal_link.ts'
@@ -21,11 +23,14 @@ import {
   type RelayMessage,
   type Way,
 } from './terminal_messages.ts'
+import { endedAmong } from './terminal_rows.ts'
 import { TerminalRoutes } from './terminal_routes.ts'
 import type { AgentsElsewhere, TerminalDevice, Terminals } from './terminals.ts'
 
 export interface TerminalRelayOptions {
   bus: Bus
+  db: Database
+  log: Logger
   terminals: Terminals
   identities: Identities
 }
@@ -50,8 +55,11 @@ export class TerminalRelay implements AgentsElsewhere {
   private readonly sockets = new Map<string, { home: string; socket: OperatorSocket }>()
   private readonly beat: NodeJS.Timeout
   private readonly terminals: Terminals
+  private readonly options: TerminalRelayOptions
 
-  constructor({ bus, terminals, identities }: TerminalRelayOptions) {
+  constructor(options: TerminalRelayOptions) {
+    const { bus, terminals, identities } = options
+    this.options = options
     this.terminals = terminals
     this.link = new TerminalLink(bus)
     const { link } = this
@@ -63,6 +71,7 @@ export class TerminalRelay implements AgentsElsewhere {
       notice: (from, notice) => this.receive(from, notice),
       frame: (from, way, key, bytes) => this.receiveFrame(from, way, key, bytes),
     })
+    bus.on('interrupted', () => void this.review())
     // What passed meanwhile is lost.
     bus.onLost(() => this.lose(() => true))
     bus.onBack(() => {
@@ -90,7 +99,7 @@ export class TerminalRelay implements AgentsElsewhere {
     const { actor, ip, userAgent, requestId } = call
     const source = { ip, userAgent, requestId }
     const question = { op: 'open', asker: askerOf(actor), source, device, size } as const
-    return (await this.link.ask(home, question)) as IssuedTicket
+    return (await this.link.ask(home, question, limits.relayOpenMs)) as IssuedTicket
   }
 
   async ticket(home: string, actor: Actor, id: string): Promise<IssuedTicket> {
@@ -123,10 +132,10 @@ export class TerminalRelay implements AgentsElsewhere {
   }
 
   /** A line that lost something: its client comes back. */
-  private leave(line: string): void {
+  private leave(line: string, why = wayBroke): void {
     const found = this.sockets.get(line)
     this.socketClosed(line)
-    found?.socket.close(closeCodes.restart, 'the way to the hub of the terminal broke')
+    found?.socket.close(closeCodes.restart, why)
   }
 
   // ---- the agent's side
@@ -151,6 +160,12 @@ export class TerminalRelay implements AgentsElsewhere {
   toAgent(node: string, deviceId: string, bytes: Uint8Array): void {
     const sent = this.link.frame(node, ways.toAgent, hexOf(deviceId), bytes)
     if (!sent) this.terminals.agentLeft(deviceId, node, closeCodes.restart)
+  }
+
+  async makeRoom(deviceId: string, most: number): Promise<number> {
+    if (this.routes.countOf(deviceId) > most) await this.review()
+    if (this.routes.countOf(deviceId) > most) await this.routes.endForsaken(deviceId)
+    return this.routes.countOf(deviceId)
   }
 
   // ---- what other hubs say
@@ -206,7 +221,33 @@ export class TerminalRelay implements AgentsElsewhere {
   private look(): void {
     const peers = this.peers()
     this.tellHubs(peers)
-    for (const silent of this.link.silent(peers)) this.lose((node) => node === silent)
+    const silent = this.link.silent(peers)
+    if (silent.length === 0) return
+    this.lose((node) => silent.includes(node), homeSilent)
+    void this.review()
+  }
+
+  /** This hub's sweep has ended terminals of hubs that are gone: whoever has their agents is to look. */
+  interrupted(): void {
+    this.options.bus.send(everyHub, 'interrupted', '')
+    void this.review()
+  }
+
+  /**
+   * Looks which sessions are over without a word of their home: an agent here ends their shells. And which of this
+   * hub's own were ended by those who took it for dead.
+   */
+  async review(): Promise<void> {
+    const { db, log } = this.options
+    const ids = [...this.routes.sessions(), ...this.terminals.ids()]
+    try {
+      for (const { id, reason } of await endedAmong(db, ids)) {
+        this.routes.end(id, endSentence(reason))
+        if (reason === 'interrupted') this.terminals.interrupted(id)
+      }
+    } catch (error) {
+      log.debug({ err: error }, 'ends of terminals can not be read; the next look reads them')
+    }
   }
 
   /** Hubs that an end of a session is on, as far as this one knows. */
@@ -226,9 +267,9 @@ export class TerminalRelay implements AgentsElsewhere {
   }
 
   /** These hubs are out of reach: what passes through them breaks, and is mended from its ends. */
-  private lose(isLost: (node: string) => boolean): void {
+  private lose(isLost: (node: string) => boolean, why?: string): void {
     this.lines.lose(isLost)
-    for (const [line, { home }] of this.sockets) if (isLost(home)) this.leave(line)
+    for (const [line, { home }] of this.sockets) if (isLost(home)) this.leave(line, why)
     this.link.lose(isLost)
     for (const node of this.terminals.nodesOfAgents()) {
       if (isLost(node)) this.terminals.agentsLeft(node)

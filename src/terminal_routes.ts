@@ -2,7 +2,8 @@
 // lost on the way there.
 import { hexOf } from './ids.ts'
 import type { SessionElsewhere } from './protocol.ts'
-import { decodeFrame } from './terminal_frames.ts'
+import { endSentence } from './terminal_ends.ts'
+import { decodeFrame, encodeFrame, encodeText } from './terminal_frames.ts'
 import type { TerminalLink } from './terminal_link.ts'
 import { ways, type AgentHere } from './terminal_messages.ts'
 import type { Terminals } from './terminals.ts'
@@ -80,6 +81,50 @@ export class TerminalRoutes {
     if (!agent?.welcomed || frame === undefined || agent.homes.get(frame.id) !== from) return
     if (frame.kind === 'close') agent.homes.delete(frame.id)
     this.options.terminals.sendToAgent(agent.conn, bytes)
+  }
+
+  /** The session is over, whatever its home says: its shell ends. */
+  end(id: string, why: string): void {
+    for (const { conn, welcomed, homes } of this.agents.values()) {
+      if (!homes.delete(id) || !welcomed) continue
+      this.options.terminals.sendToAgent(conn, encodeFrame('close', id, 0, encodeText(why)))
+    }
+  }
+
+  /** How many sessions of the device live elsewhere. */
+  countOf(deviceId: string): number {
+    return this.agents.get(deviceId)?.homes.size ?? 0
+  }
+
+  /**
+   * Ends the device's sessions that their homes do not have, or that are on a hub that does not answer. A hub that
+   * can't be asked at all keeps its own: without Redis nobody knows more than the lease says.
+   */
+  async endForsaken(deviceId: string): Promise<void> {
+    const byHome = new Map<string, string[]>()
+    for (const [id, home] of this.agents.get(deviceId)?.homes ?? []) {
+      byHome.set(home, [...(byHome.get(home) ?? []), id])
+    }
+    const asking = Array.from(byHome, async ([home, ids]) => {
+      const kept = await this.keptBy(home, ids)
+      for (const id of ids) if (!kept.includes(id)) this.end(id, endSentence('interrupted'))
+    })
+    await Promise.all(asking)
+  }
+
+  private async keptBy(home: string, ids: string[]): Promise<string[]> {
+    const { link } = this.options
+    try {
+      // A hub of an older version knows no such question: it is there.
+      return ((await link.ask(home, { op: 'keeps', ids })) as string[] | null) ?? ids
+    } catch {
+      return link.works() ? [] : ids
+    }
+  }
+
+  /** Sessions elsewhere of all agents. */
+  *sessions(): Iterable<string> {
+    for (const { homes } of this.agents.values()) yield* homes.keys()
   }
 
   /** Hubs that sessions of agents here live on. */

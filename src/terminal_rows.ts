@@ -116,6 +116,19 @@ export function endInterrupted(db: Database): Promise<number> {
   })
 }
 
+/** Those of the sessions that have ended, and why. `ids` are of the API. */
+export async function endedAmong(
+  db: Queryable,
+  ids: readonly string[],
+): Promise<{ id: string; reason: EndReason }[]> {
+  if (ids.length === 0) return []
+  return db.query<{ id: string; reason: EndReason }>(
+    `select 'term-' || id as id, end_reason as reason from terminals
+     where id = any($1::uuid[]) and ended_at is not null`,
+    [plainArray(ids.map((id) => id.slice('term-'.length)))],
+  )
+}
+
 // A node's row is gone once its devices are dealt with; a living one renews its lease.
 const interruptedSql = `
 with lost as materialized (

@@ -51,6 +51,11 @@ export interface AgentsElsewhere {
   fromAgent(deviceId: string, id: string, frame: Uint8Array): boolean
   agentUp(deviceId: string, conn: number): void
   agentDown(deviceId: string, conn: number, code: number): void
+  /**
+   * How many terminals the device has on other hubs. Where they are more than `most`, those are ended first whose
+   * hub is gone.
+   */
+  makeRoom(deviceId: string, most: number): Promise<number>
 }
 
 /** Which agent sent a frame. */
@@ -149,6 +154,7 @@ export class Terminals {
     // Before the row, so that of two at once the fourth is refused.
     this.add(session)
     try {
+      await this.requireRoomElsewhere(device.id)
       await insertTerminal(this.options.db, call, {
         ...place,
         id: uuid,
@@ -178,12 +184,19 @@ export class Terminals {
   private requireRoom(deviceId: string): void {
     if (this.closed) throw new AppError('UNAVAILABLE', 'this hub stops', { retryAfterSeconds: 2 })
     const open = this.byDevice.get(deviceId)?.size ?? 0
-    if (open >= limits.terminalsPerDeviceMax) {
-      throw new AppError('SESSION_LIMIT', `the device has ${open} terminals open; close one first`)
-    }
+    if (open >= limits.terminalsPerDeviceMax) throw tooMany(open)
     if (this.sessions.size + this.ends.waiting < limits.terminalsMax) return
     const message = 'this hub has as many terminals as it can take; try again shortly'
     throw new AppError('OVERLOADED', message, { retryAfterSeconds: 10 })
+  }
+
+  /** The agent takes so many in all, whichever hubs they live on. */
+  private async requireRoomElsewhere(deviceId: string): Promise<void> {
+    // With the one that begins.
+    const own = this.byDevice.get(deviceId)?.size ?? 0
+    const most = limits.terminalsPerDeviceMax - own
+    const others = (await this.elsewhere?.makeRoom(deviceId, most)) ?? 0
+    if (others > most) throw tooMany(own - 1 + others)
   }
 
   private add(session: TerminalSession): void {
@@ -421,6 +434,17 @@ export class Terminals {
 
   // ---- ends
 
+  /** Sessions that live here. */
+  ids(): Iterable<string> {
+    return this.sessions.keys()
+  }
+
+  /** The row of a session here was ended by another hub, which took this one for dead. */
+  interrupted(id: string): void {
+    const session = this.sessions.get(id)
+    if (session) this.end(session, 'interrupted')
+  }
+
   private end(
     session: TerminalSession,
     reason: EndReason,
@@ -452,4 +476,8 @@ export class Terminals {
     await this.ends.close()
     this.recorder.close()
   }
+}
+
+function tooMany(open: number): AppError {
+  return new AppError('SESSION_LIMIT', `the device has ${open} terminals open; close one first`)
 }

@@ -4,11 +4,17 @@ import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { connect, createServer, type Server, type Socket } from 'node:net'
 import type { AddressInfo } from 'node:net'
-import { after, afterEach, before, describe, test } from 'node:test'
+import { mkdtempSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { after, afterEach, before, beforeEach, describe, test } from 'node:test'
+import { plainArray } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
 import type { Sockets } from '../src/shards.ts'
 import type { TerminalRoutes } from '../src/terminal_routes.ts'
 import { FakeAgent } from './support/agent.ts'
+import { removeFolder } from './support/folders.ts'
+import { freePort, HubProcess } from './support/hub_process.ts'
 import { metricsToken, startHub, type TestHub } from './support/hub.ts'
 import { makeOrganization, signedIn } from './support/people.ts'
 import { startAgentOf, type RunningAgent } from './support/real_agent.ts'
@@ -53,6 +59,20 @@ class Switch {
   close(): void {
     this.server.close()
     for (const socket of this.sockets) socket.destroy()
+  }
+}
+
+async function pidOf(operator: Operator): Promise<number> {
+  operator.type('echo pid-$$\n')
+  const pid = await until('its pid', () => /pid-(\d+)/.exec(operator.text)?.[1])
+  return Number(pid)
+}
+
+function isAlive(pid: number): boolean {
+  try {
+    return process.kill(pid, 0)
+  } catch {
+    return false
   }
 }
 
@@ -315,6 +335,111 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
     await operator.reconnect()
     await operator.shows('over\n')
     assertCounted(operator.text)
+  })
+
+  test('what ended while the agent was away ends there when it is back', async () => {
+    const other = await movingAgent(home)
+    const operator = await Operator.open(home, other.deviceId)
+    const shell = await pidOf(operator)
+    other.moveTo(await freePort())
+    await until('the device to be offline', async () => {
+      const { body } = await home.get(`/devices/${other.deviceId}`)
+      return body.status === 'offline'
+    })
+    operator.client.end()
+    await operator.ended()
+    assert.ok(isAlive(shell))
+    await agentOn(far, other)
+    // Long before the agent would give it up by itself.
+    await until('the shell to end', () => !isAlive(shell))
+    await other.stop()
+  })
+
+  describe('whose hub is killed', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'muster-killed-'))
+    let killed: HubProcess
+    let other: MovingAgent
+    beforeEach(async () => {
+      const env = { REDIS_URL: redis.url, DATABASE_URL: home.database.url, DATA_DIR: folder }
+      killed = new HubProcess(await freePort(), { ...home.env, ...env })
+      await killed.start()
+      await until('Redis to reach it', async () => {
+        const answer = await fetch(`${killed.origin}/health/ready`)
+        const { checks } = (await answer.json()) as { checks: { redis: string } }
+        return checks.redis === 'ok'
+      })
+      other = await movingAgent(home)
+      other.moveTo(killed.port)
+      await until('the agent to be there', async () => {
+        const [found] = await home.hub.ctx.db.query<{ there: boolean }>(
+          `select status = 'online' and node_id <> all($2::uuid[]) as there
+           from device_presence where device_id = $1`,
+          [other.deviceId, plainArray([here, home, far].map(({ hub }) => hub.ctx.nodeId))],
+        )
+        return found?.there
+      })
+    })
+    afterEach(async () => {
+      await killed.kill('SIGKILL')
+      await other.stop()
+    })
+    after(() => removeFolder(folder))
+
+    const ticket = (id: string) => here.post(`/terminals/${id}/tickets`)
+    /** Of the terminals that a killed hub leaves. */
+    const interrupted = /the hub that it was on failed.*open a new terminal/
+
+    test('with the agent: a new terminal finds room at once, on the hub where the agent is', async () => {
+      const earlier: Operator[] = []
+      for (let n = 0; n < 3; n++) earlier.push(await Operator.open(here, other.deviceId))
+      const shells = await Promise.all(earlier.map(pidOf))
+      await killed.kill('SIGKILL')
+      await agentOn(far, other)
+      // As long as no sweep can end them: its lease is not over, for all that is known.
+      const locked = Promise.withResolvers<void>()
+      const held = Promise.withResolvers<void>()
+      const holding = home.hub.ctx.db.transaction(async (tx) => {
+        const open = await tx.query(
+          'select from terminals where device_id = $1 and ended_at is null for update',
+          [other.deviceId],
+        )
+        assert.equal(open.length, 3)
+        locked.resolve()
+        await held.promise
+      })
+      await Promise.race([locked.promise, holding])
+      const operator = await Operator.open(here, other.deviceId).finally(() => held.resolve())
+      await holding
+      operator.type('echo $((6*7))\n')
+      await operator.shows('42')
+      await until('the shells to end', () => !shells.some(isAlive))
+      for (const { id } of earlier) {
+        const answer = await until('its end', async () => {
+          const now = await ticket(id)
+          return now.status !== 503 && now
+        })
+        assert.equal(answer.body.error.code, 'CONFLICT')
+        assert.match(answer.body.error.message, interrupted)
+      }
+      operator.type('echo $((7*7))\n')
+      await operator.shows('49')
+    })
+
+    test('between its ends: the operator hears why, the shell ends, by itself', async () => {
+      const operator = await Operator.open(here, other.deviceId)
+      const shell = await pidOf(operator)
+      await agentOn(far, other)
+      operator.type('echo $((6*7))\n')
+      await operator.shows('42')
+      await killed.kill('SIGKILL')
+      const { code, reason } = await until('the socket to close', () => operator.closed)
+      assert.equal(code, 1012)
+      assert.match(reason, /does not answer; connect again/)
+      const early = await ticket(operator.id)
+      if (early.status === 503) assert.match(early.body.error.message, /within half a minute/)
+      await until('the shell to end', () => !isAlive(shell))
+      assert.match((await ticket(operator.id)).body.error.message, interrupted)
+    })
   })
 
   test('the hub of the session stops: its operators elsewhere are told', async () => {

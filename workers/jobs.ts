@@ -163,7 +163,7 @@ async function renewLease(): Promise<void> {
 async function sweep(): Promise<void> {
   await endBatches('expired', () => endExpired(db, days))
   await inBatches('idempotency_keys', limits.sweepBatchMax, () => forgetIdempotencyKeys(db))
-  if (lease.unbroken()) await inBatches('terminals', limits.sweepBatchMax, () => endInterrupted(db))
+  if (lease.unbroken()) await inBatches('terminals', limits.sweepBatchMax, sweepTerminals)
   // What agents report when they come back after a restart of the hub comes first.
   if (Date.now() - data.startedMs < data.restartGraceSeconds * 1000) return
   await endBatches('timeout', () => endTimedOut(db, days))
@@ -181,6 +181,12 @@ async function endBatches(
     count(status, ended.length)
     if (ended.length < limits.sweepBatchMax) return
   }
+}
+
+async function sweepTerminals(): Promise<number> {
+  const ended = await endInterrupted(db)
+  if (ended > 0) tell({ type: 'interrupted' })
+  return ended
 }
 
 async function sweepOrphans(): Promise<void> {
