@@ -3,7 +3,7 @@
 // sweep finds.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
-import { uuidsIn, type Bus } from './bus.ts'
+import { everyHub, uuidsIn, type Bus } from './bus.ts'
 import type { Database } from './db.ts'
 import { endsSql, takeSql } from './handoff_sql.ts'
 import { limits } from './limits.ts'
@@ -96,6 +96,17 @@ export class Handoffs {
     return answer
   }
 
+  /** Ends that a request committed here, and no actor: whoever waits for them hears it, on whichever hub. */
+  ended(ids: string[]): void {
+    this.options.shards.ended(ids)
+    this.tellEveryHub(ids)
+  }
+
+  /** Of ends that were committed here, where nobody knows which hub waits for them. */
+  tellEveryHub(ids: readonly string[]): void {
+    if (ids.length > 0) this.options.bus.send(everyHub, 'ended', ids.join(' '))
+  }
+
   /** Takes what waits for this hub. Those who call meanwhile share one more look. */
   take(found: 'hint' | 'sweep'): Promise<void> {
     if (this.taking) {
@@ -128,8 +139,6 @@ export class Handoffs {
       }
       metrics.handoffs.inc({ found }, rows.length)
       for (const row of rows) this.tell(row)
-      // The commands of a decommissioned device ended with it.
-      if (rows.some(({ gone }) => gone)) void this.lookForEnds()
     } while (this.again || rows.length === limits.handoffBatchMax)
   }
 

@@ -117,6 +117,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       onRestart: () => metrics.shardRestarts.inc(),
       onBatch: (entries) => metrics.batch.observe({ statement: 'front_to_shard' }, entries),
       onClaimedFrom: (nodes) => handoffs.wake(nodes),
+      onEndedAnywhere: (ids) => handoffs.tellEveryHub(ids),
       onTerminals: ({ deviceId, conn, sessions }) => relay.learn(deviceId, conn, sessions),
       onSuperseded: () => void handoffs.take('sweep'),
     })

@@ -216,9 +216,11 @@ export type FrontMessage =
   /** A command's frame: its going out is confirmed with `sent`. */
   | { type: 'command'; conn: number; id: string; text: string }
   | { type: 'close'; conn: number; code: number; reason: string }
-  /** Committed ends, for those who wait. */
-  /** Ids of committed ends; rows, as JSON texts by id, of those that a request waits for. */
-  | { type: 'ended'; ids: string[]; rows: Map<string, string> }
+  /**
+   * Ids of committed ends, for those who wait; rows, as JSON texts by id, of those that a request here waits for.
+   * `anywhere`: those that were accepted so lately, by nobody knows which hub, that a request there may wait.
+   */
+  | { type: 'ended'; ids: string[]; anywhere: string[]; rows: Map<string, string> }
   | { type: 'answer'; ask: number; value: unknown }
   /** Devices were claimed that these other hubs held. */
   | { type: 'claimed_from'; nodes: string[] }

@@ -44,6 +44,8 @@ export interface ShardsOptions {
   onBatch: (frames: number) => void
   /** These hubs have lost devices to this one. */
   onClaimedFrom: (nodes: string[]) => void
+  /** Ends that requests on any hub may wait for. */
+  onEndedAnywhere: (ids: string[]) => void
   /** A device that came here has terminals on other hubs. */
   onTerminals: (message: Extract<FrontMessage, { type: 'terminals' }>) => void
   /** Another hub did something to a device of this one: it may say what. */
@@ -322,6 +324,7 @@ export class Shards {
       case 'close':
         return this.sockets?.close(message.conn, message.code, message.reason)
       case 'ended':
+        if (message.anywhere.length > 0) this.options.onEndedAnywhere(message.anywhere)
         return this.ended(message.ids, message.rows)
       case 'answer':
         this.asked.get(message.ask)?.(message.value)

@@ -7,7 +7,7 @@ import { newId } from '../src/ids.ts'
 import { closeCodes } from '../src/protocol.ts'
 import { FakeAgent } from './support/agent.ts'
 import { SimulatedAgent } from './support/fleet.ts'
-import { metricsToken, startHub, type Device, type TestHub } from './support/hub.ts'
+import { metricsToken, startHub, type Answer, type Device, type TestHub } from './support/hub.ts'
 import { makeOrganization, makeSite } from './support/people.ts'
 import { startRedis, withoutRedis, type TestRedis } from './support/redis.ts'
 import { until } from './support/until.ts'
@@ -357,6 +357,99 @@ describe('with Redis', { skip: withoutRedis }, () => {
     assert.ok((await counted(there, 'muster_handoffs_total{found="hint"}')) > hints)
     await agent.close()
   })
+})
+
+describe('with Redis, and no sweep', { skip: withoutRedis }, () => {
+  let redis: TestRedis
+  const hubs: TestHub[] = []
+
+  before(async () => {
+    redis = await startRedis()
+    const env = { REDIS_URL: redis.url }
+    const first = await startHub(env)
+    const more = { ...env, DATABASE_URL: first.database.url }
+    hubs.push(first, await startHub(more), await startHub(more))
+    await until('Redis to reach all', async () => {
+      const answers = await Promise.all(
+        hubs.map((hub) => hub.get('{origin}/health/ready', { token: undefined })),
+      )
+      return answers.every(({ body }) => body.checks.redis === 'ok')
+    })
+    // What is not told is not found.
+    for (const { hub } of hubs) (Reflect.get(hub.ctx.handoffs, 'stop') as AbortController).abort()
+  })
+  after(async () => {
+    for (const hub of hubs.toReversed()) await hub.close()
+    await redis.close()
+  })
+
+  /** A request to `far` that waits, for as long as one may, for a ping of the device. */
+  async function waitOn(far: TestHub, { deviceId }: Device) {
+    let answer: Answer | undefined
+    const path = `/devices/${deviceId}/commands?wait=60`
+    const waiting = far.post(path, { action: 'ping' }).then((found) => (answer = found))
+    const id = await until('it to wait', () => far.hub.ctx.commands.awaited()[0])
+    return {
+      id,
+      /** Given up long before it would end by itself. */
+      async answered() {
+        await until('the answer', () => answer, 25_000)
+        return (await waiting).body
+      },
+    }
+  }
+
+  test('who waits on a third hub hears of a decommission', async () => {
+    const [here, there, far] = hubs as [TestHub, TestHub, TestHub]
+    const device = await here.enroll()
+    const agent = await FakeAgent.connect(device, there.origin)
+    const waiting = await waitOn(far, device)
+    await agent.frame('command', waiting.id)
+    assert.equal((await here.delete(`/devices/${device.deviceId}`)).status, 200)
+    assert.equal((await waiting.answered()).status, 'cancelled')
+    await agent.closing()
+  })
+
+  test('who waits on a third hub hears of a cancel, of one that nobody holds and of two at once', async () => {
+    const [here, there, far] = hubs as [TestHub, TestHub, TestHub]
+    const device = await here.enroll()
+    const offline = await waitOn(far, device)
+    assert.equal((await here.post(`/commands/${offline.id}/cancel`)).status, 200)
+    assert.equal((await offline.answered()).status, 'cancelled')
+    const agent = await FakeAgent.connect(device, there.origin)
+    const { body: first } = await there.post(`/devices/${device.deviceId}/commands`, {
+      action: 'ping',
+    })
+    await agent.frame('command', first.id)
+    const queued = await waitOn(far, device)
+    const answers = await Promise.all(hubs.map((hub) => hub.post(`/commands/${queued.id}/cancel`)))
+    // Those that came after the end are told so.
+    for (const { status, text } of answers) assert.ok(status === 200 || status === 409, text)
+    assert.ok(answers.some(({ status }) => status === 200))
+    assert.equal((await queued.answered()).status, 'cancelled')
+    await agent.close()
+  })
+
+  for (const [what, from] of [
+    ['moves from one hub to another', 1],
+    ['comes from the hub that waits', 2],
+    ['was off', undefined],
+  ] as const) {
+    test(`who waits hears of the end on a device that ${what}`, async () => {
+      const [here, , far] = hubs as [TestHub, TestHub, TestHub]
+      const device = await here.enroll()
+      const earlier =
+        from === undefined
+          ? undefined
+          : await FakeAgent.connect(device, (hubs[from] as TestHub).origin)
+      const waiting = await waitOn(far, device)
+      await earlier?.frame('command', waiting.id)
+      const agent = (await FakeAgent.connect(device, here.origin)).obey()
+      assert.equal((await waiting.answered()).status, 'completed')
+      await agent.close()
+      await earlier?.close()
+    })
+  }
 })
 
 describe('without Redis', () => {

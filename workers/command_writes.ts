@@ -25,6 +25,8 @@ export interface CommandWrite {
   completedMs: number | null
   /** A request waits for the end and wants the row. */
   awaited: boolean
+  /** It came with the claim: a request that waits for it may be any hub's. */
+  loaded: boolean
 }
 
 export interface CommandOutcome {

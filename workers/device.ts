@@ -38,6 +38,8 @@ export interface OpenCommand extends CommandMessage {
   /** The device's clock (ms) after which the hub ends it: expiry, later the run's deadline. */
   dueMs: number
   cancelRequested: boolean
+  /** It came with the claim: whoever accepted it may be another hub. */
+  loaded?: true
   /** The agent sent a result that waits for its ack. */
   reported: boolean
   /** A result that waits: for the hub's own end to be committed, or for a heartbeat that proves it. */

@@ -419,6 +419,7 @@ function writeState(device: Device, command: OpenCommand, stage: WorldStage): vo
     result: null,
     completedMs: null,
     awaited: false,
+    loaded: command.loaded === true,
   })
 }
 
@@ -436,6 +437,7 @@ function writeEnd(device: Device, { command, end }: Extract<Effect, { type: 'end
     result: endJson(end),
     completedMs: nowMs,
     awaited: command.awaited,
+    loaded: command.loaded === true,
   })
 }
 
@@ -525,6 +527,7 @@ function openCommand(stored: StoredCommand): OpenCommand {
     concurrent: isConcurrent(stored.action),
     // Whoever waits on another hub, or since before a restart, reads the row itself.
     awaited: false,
+    loaded: true,
     // Its result may be waiting on the device since before we came back: let it arrive first.
     dueMs: (runs === null ? due : Math.max(due, nowMs + rules.timeoutGraceMs)) - stalledMs,
     reported: false,
@@ -534,6 +537,7 @@ function openCommand(stored: StoredCommand): OpenCommand {
 
 function onCommands(outcomes: CommandOutcome[]): void {
   const ended: string[] = []
+  const anywhere: string[] = []
   const rows = new Map<string, string>()
   for (const { write, applied, fresh, row } of outcomes) {
     const device = byId.get(write.deviceId)
@@ -546,13 +550,15 @@ function onCommands(outcomes: CommandOutcome[]): void {
     } else {
       if (applied) {
         ended.push(write.id)
+        const ageMs = Date.now() - write.createdMs
+        if (write.loaded && ageMs < limits.waitSecondsMax * 1000) anywhere.push(write.id)
         if (row !== null) rows.set(write.id, row)
-        observed.ended(write.status, Date.now() - write.createdMs)
+        observed.ended(write.status, ageMs)
       }
       tell(same, { type: 'committed', id: write.id })
     }
   }
-  if (ended.length > 0) toFront({ type: 'ended', ids: ended, rows })
+  if (ended.length > 0) toFront({ type: 'ended', ids: ended, anywhere, rows })
 }
 
 function stats() {

@@ -341,7 +341,7 @@ async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined,
   const answer =
     nodes.length > 0 ? await answerOf(ctx, call, id) : await ctx.shards.cancel(deviceId, id)
   // No actor holds it: the device is off, so PostgreSQL alone decides.
-  if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.shards.ended([id])
+  if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.handoffs.ended([id])
   if (answer === 'cancelled') {
     await ctx.commands.ended(id, limits.cancelSecondsMax, call.onAbort)
   }

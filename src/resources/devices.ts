@@ -279,7 +279,7 @@ async function decommissionDevice(ctx: Context, call: Call<{ id: string }, undef
   })
   ctx.handoffs.wake(nodes)
   ctx.shards.tell(params.id, { type: 'decommissioned', deviceId: params.id })
-  ctx.shards.ended(ended)
+  ctx.handoffs.ended(ended)
   return { status: 200, json }
 }
 
