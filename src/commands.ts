@@ -5,7 +5,7 @@ import { sha256 } from './auth.ts'
 import { Batcher } from './batch.ts'
 import { plainArray, textArray, type Database } from './db.ts'
 import { AppError } from './errors.ts'
-import { elsewhereSql, hereSql } from './handoff_sql.ts'
+import { devicesSql } from './handoff_sql.ts'
 import { idFloor, newId } from './ids.ts'
 import { limits } from './limits.ts'
 import { isConcurrent } from './protocol.ts'
@@ -323,9 +323,8 @@ function acceptValues(items: readonly Waiting[], nodeId: string): unknown[] {
 
 /**
  * Accepts many commands at once. A device that is missing or out of the caller's scope yields no row.
- * Presences are locked in id order against whoever claims or decommissions a device: the hub that holds it is
- * still the one when this is committed, and a command for another hub comes with a row for it. Both bounds of
- * the count matter: without the upper one every partition made for months to come is looked into.
+ * A command for another hub comes with a row for it. Both bounds of the count matter: without the upper one every
+ * partition made for months to come is looked into.
  */
 export const acceptSql = `
 with i as (
@@ -335,21 +334,11 @@ with i as (
     with ordinality as i(id, device_id, org_id, site_ids, action, payload, timeout_seconds,
       expires_in, created_ms, user_id, email, ip, user_agent, request_id, key, body_hash, place,
       audit_id, event_id, awaited, n)
-), d as (
-  select p.device_id, d.org_id, d.site_id, p.status = 'decommissioned' as gone, p.status,
-    o.status = 'suspended' as suspended, ${hereSql('$24::uuid')} as here,
-    ${elsewhereSql('$24::uuid')} as elsewhere
-  from device_presence p
-  join devices d on d.id = p.device_id
-  join organizations o on o.id = d.org_id
-  where p.device_id = any($2::uuid[])
-  order by p.device_id
-  for share of p
-), t as (
+), ${devicesSql({ ids: '$2::uuid[]', node: '$24::uuid' })}, t as (
   select i.*, d.org_id as device_org, d.site_id, d.gone, d.status, d.suspended, d.here, d.elsewhere, q.open, q.first,
     to_timestamp(i.created_ms / 1000) as at,
     not d.gone and q.open + i.place < $22 as takes
-  from i join d on d.device_id = i.device_id
+  from i join d on d.id = i.device_id
     and (i.org_id is null or d.org_id = i.org_id)
     and (i.site_ids is null or d.site_id = any(i.site_ids::uuid[]))
   cross join lateral (

@@ -10,8 +10,35 @@ export function elsewhereSql(own: string): string {
 }
 
 /** SQL: whether this hub holds a device now: its actor is here. */
-export function hereSql(own: string): string {
+function hereSql(own: string): string {
   return `coalesce(p.node_id = ${own}, false)`
+}
+
+interface DevicesWanted {
+  ids: string
+  node: string
+  /** Further columns of the device. */
+  more?: readonly string[]
+}
+
+/**
+ * CTE `d`: devices with their organizations, for whoever adds commands to them. Presences are locked in id order
+ * against whoever claims or decommissions one: the hub that holds it is still the one when this is committed.
+ * `ids` and `node` are SQL, the devices' and this hub's.
+ */
+export function devicesSql({ ids, node, more = [] }: DevicesWanted): string {
+  const columns = more.map((column) => `d.${column}, `).join('')
+  return `d as (
+  select d.id, d.org_id, d.site_id, ${columns}p.status, p.status = 'decommissioned' as gone,
+    o.status = 'suspended' as suspended, ${hereSql(node)} as here,
+    ${elsewhereSql(node)} as elsewhere
+  from device_presence p
+  join devices d on d.id = p.device_id
+  join organizations o on o.id = d.org_id
+  where p.device_id = any(${ids})
+  order by p.device_id
+  for share of p
+)`
 }
 
 /** A change of a device, or of a command of it. */

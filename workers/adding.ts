@@ -1,5 +1,4 @@
 // How a job adds commands to many devices: pieces of the one statement that also marks how far the job is.
-import { elsewhereSql } from '../src/handoff_sql.ts'
 
 /** SQL: whether the device `d` has all the open commands it may have. */
 export function queueFullSql(lowestId: string, highestId: string, most: string): string {
@@ -62,22 +61,5 @@ export function addingSql({ action, payload, executionId, source }: Adding): str
   insert into handoffs (node_id, device_id, command_id)
   select elsewhere, device_id, id from t where skip is null and elsewhere is not null
   order by id
-)`
-}
-
-/**
- * CTE `d`: the devices with their organizations, locked in id order against whoever claims or decommissions one.
- * `ids` and `node` are SQL: the devices', and this hub's.
- */
-export function devicesSql({ ids, node }: { ids: string; node: string }): string {
-  return `d as (
-  select d.id, d.org_id, d.site_id, d.os, d.arch, d.agent_version, p.status = 'decommissioned' as gone,
-    o.status = 'suspended' as suspended, ${elsewhereSql(node)} as elsewhere
-  from device_presence p
-  join devices d on d.id = p.device_id
-  join organizations o on o.id = d.org_id
-  where p.device_id = any(${ids})
-  order by p.device_id
-  for share of p
 )`
 }

@@ -1,6 +1,7 @@
 // The two large statements of executions: a batch of the fan-out, and the end.
 import { endColumns } from '../src/execution_ends.ts'
-import { addingSql, devicesSql, queueFullSql } from './adding.ts'
+import { devicesSql } from '../src/handoff_sql.ts'
+import { addingSql, queueFullSql } from './adding.ts'
 
 const payload = `jsonb_build_object('scriptId', script_id, 'version', version, 'language', language)`
 const skipped = (reason: string) => `(select count(*) from t where skip = '${reason}')`
@@ -25,7 +26,7 @@ with e as materialized (
     to_timestamp($7::float8 / 1000) as at
   from e, unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::uuid[])
     as i(device_id, id, audit_id, event_id)
-), ${devicesSql({ ids: '$3::uuid[]', node: '$13::uuid' })}, t as (
+), ${devicesSql({ ids: '$3::uuid[]', node: '$13::uuid', more: ['os'] })}, t as (
   select i.*, d.org_id as device_org, d.site_id, d.elsewhere, v.language,
     case when d.id is null then 'gone'
       when d.gone then 'decommissioned'

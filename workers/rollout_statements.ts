@@ -1,7 +1,7 @@
 // The large statements of roll-outs: a batch of commands, the ends of upgrades, and commands taken back.
 import { newEventId } from '../src/events.ts'
-import { elsewhereSql } from '../src/handoff_sql.ts'
-import { addingSql, devicesSql, queueFullSql } from './adding.ts'
+import { devicesSql, elsewhereSql } from '../src/handoff_sql.ts'
+import { addingSql, queueFullSql } from './adding.ts'
 import { withoutActor } from './sweeps.ts'
 
 /**
@@ -19,7 +19,11 @@ with r as materialized (
     to_timestamp($6::float8 / 1000) + make_interval(secs => r.expires_in_seconds) as expires_at
   from r, unnest($2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[])
     as i(device_id, id, audit_id, event_id)
-), ${devicesSql({ ids: '$2::uuid[]', node: '$11::uuid' })}, t as (
+), ${devicesSql({
+  ids: '$2::uuid[]',
+  node: '$11::uuid',
+  more: ['os', 'arch', 'agent_version'],
+})}, t as (
   select i.*, d.org_id as device_org, d.site_id, d.elsewhere,
     case when d.id is null or d.gone then 'decommissioned'
       when d.agent_version = i.version then 'already_installed'
