@@ -25,7 +25,8 @@ import {
 } from './terminal_messages.ts'
 import { endedAmong } from './terminal_rows.ts'
 import { TerminalRoutes } from './terminal_routes.ts'
-import type { AgentsElsewhere, TerminalDevice, Terminals } from './terminals.ts'
+import type { AgentsElsewhere } from './terminal_agents.ts'
+import type { TerminalDevice, Terminals } from './terminals.ts'
 
 export interface TerminalRelayOptions {
   bus: Bus

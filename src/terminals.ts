@@ -22,6 +22,8 @@ import {
 import { StrayFrames } from './stray_frames.ts'
 import { Recorder } from './terminal_recorder.ts'
 import { mayStay } from './terminal_access.ts'
+import type { AgentLines, AgentsElsewhere, AgentSender, AgentStage } from './terminal_agents.ts'
+import { TerminalTable } from './terminal_table.ts'
 import {
   endCode,
   endSentence,
@@ -31,39 +33,6 @@ import {
 } from './terminal_ends.ts'
 import { insertTerminal, type EndReason } from './terminal_rows.ts'
 import { TerminalSession, type OperatorLine } from './terminal_session.ts'
-
-/** `open`: not welcomed yet. */
-export type AgentStage = 'gone' | 'open' | 'welcomed'
-
-/** The way to agents' sockets. */
-export interface AgentLines {
-  /** The newest connection of a device to this hub. */
-  find(deviceId: string): number | undefined
-  /** How far a connection of the device is. */
-  stageOf(deviceId: string, conn: number): AgentStage
-  send(conn: number, frame: Uint8Array): void
-}
-
-/** The way to agents that are connected to other hubs, and from those here to sessions there. */
-export interface AgentsElsewhere {
-  toAgent(node: string, deviceId: string, frame: Uint8Array): void
-  /** False when the session is no other hub's. */
-  fromAgent(deviceId: string, id: string, frame: Uint8Array): boolean
-  agentUp(deviceId: string, conn: number): void
-  agentDown(deviceId: string, conn: number, code: number): void
-  /**
-   * How many terminals the device has on other hubs. Where they are more than `most`, those are ended first whose
-   * hub is gone.
-   */
-  makeRoom(deviceId: string, most: number): Promise<number>
-}
-
-/** Which agent sent a frame. */
-export interface AgentSender {
-  deviceId: string
-  orgId: string
-  ip: string
-}
 
 export interface TerminalsOptions {
   nodeId: string
@@ -88,8 +57,7 @@ export interface Opened {
 }
 
 export class Terminals {
-  private readonly sessions = new Map<string, TerminalSession>()
-  private readonly byDevice = new Map<string, Set<TerminalSession>>()
+  private readonly sessions = new TerminalTable()
   private readonly ends: EndWriter
   private readonly strays: StrayFrames
   private readonly recorder: Recorder
@@ -152,7 +120,7 @@ export class Terminals {
     const place = { id: `term-${uuid}`, orgId, siteId, deviceId: device.id }
     const session = new TerminalSession(place, call.actor, size)
     // Before the row, so that of two at once the fourth is refused.
-    this.add(session)
+    this.sessions.add(session)
     try {
       await this.requireRoomElsewhere(device.id)
       await insertTerminal(this.options.db, call, {
@@ -164,7 +132,7 @@ export class Terminals {
         size,
       })
     } catch (error) {
-      this.remove(session)
+      this.sessions.delete(session)
       throw error
     }
     session.recording = this.recorder.begin(uuid, () => this.goOn(session))
@@ -183,7 +151,7 @@ export class Terminals {
 
   private requireRoom(deviceId: string): void {
     if (this.closed) throw new AppError('UNAVAILABLE', 'this hub stops', { retryAfterSeconds: 2 })
-    const open = this.byDevice.get(deviceId)?.size ?? 0
+    const open = this.sessions.of(deviceId).size
     if (open >= limits.terminalsPerDeviceMax) throw tooMany(open)
     if (this.sessions.size + this.ends.waiting < limits.terminalsMax) return
     const message = 'this hub has as many terminals as it can take; try again shortly'
@@ -193,23 +161,10 @@ export class Terminals {
   /** The agent takes so many in all, whichever hubs they live on. */
   private async requireRoomElsewhere(deviceId: string): Promise<void> {
     // With the one that begins.
-    const own = this.byDevice.get(deviceId)?.size ?? 0
+    const own = this.sessions.of(deviceId).size
     const most = limits.terminalsPerDeviceMax - own
     const others = (await this.elsewhere?.makeRoom(deviceId, most)) ?? 0
     if (others > most) throw tooMany(own - 1 + others)
-  }
-
-  private add(session: TerminalSession): void {
-    this.sessions.set(session.id, session)
-    const siblings = this.byDevice.get(session.deviceId) ?? new Set()
-    this.byDevice.set(session.deviceId, siblings.add(session))
-  }
-
-  private remove(session: TerminalSession): void {
-    this.sessions.delete(session.id)
-    const siblings = this.byDevice.get(session.deviceId)
-    siblings?.delete(session)
-    if (siblings?.size === 0) this.byDevice.delete(session.deviceId)
   }
 
   // ---- the operator's socket
@@ -262,7 +217,7 @@ export class Terminals {
 
   agentUp(deviceId: string, conn: number): void {
     this.elsewhere?.agentUp(deviceId, conn)
-    for (const session of this.byDevice.get(deviceId) ?? []) this.reach(session, conn)
+    for (const session of this.sessions.of(deviceId)) this.reach(session, conn)
   }
 
   private reach(session: TerminalSession, agent: number | string): void {
@@ -279,7 +234,7 @@ export class Terminals {
 
   /** The agent is not where it was: on this connection, or on that hub. */
   agentLeft(deviceId: string, agent: number | string, code: number): void {
-    for (const session of this.byDevice.get(deviceId) ?? []) {
+    for (const session of this.sessions.of(deviceId)) {
       if (session.agent !== agent) continue
       session.agent = this.lines?.find(deviceId)
       const isRefused =
@@ -373,7 +328,7 @@ export class Terminals {
 
   /** The agent is connected to that hub; `again`: frames were lost. Returns those of the sessions that are over. */
   agentElsewhere(deviceId: string, node: string, ids: readonly string[], again: boolean): string[] {
-    for (const session of this.byDevice.get(deviceId) ?? []) {
+    for (const session of this.sessions.of(deviceId)) {
       const isKnown = session.agent === node && !again
       if (ids.includes(session.id) && !isKnown) this.reach(session, node)
     }
@@ -382,9 +337,7 @@ export class Terminals {
 
   /** Hubs that agents of sessions here are connected to. */
   nodesOfAgents(): Set<string> {
-    const nodes = new Set<string>()
-    for (const { agent } of this.sessions.values()) if (typeof agent === 'string') nodes.add(agent)
-    return nodes
+    return this.sessions.nodesOfAgents()
   }
 
   /** That hub is out of reach. */
@@ -413,7 +366,7 @@ export class Terminals {
 
   /** The device is at another site now; who may not see it there loses the terminal. */
   deviceMoved(deviceId: string, siteId: string): void {
-    for (const session of this.byDevice.get(deviceId) ?? []) {
+    for (const session of this.sessions.of(deviceId)) {
       session.siteId = siteId
       void this.judge(session)
     }
@@ -453,7 +406,7 @@ export class Terminals {
     if (session.ended) return
     session.ended = true
     clearTimeout(session.absence)
-    this.remove(session)
+    this.sessions.delete(session)
     const sentence = encodeText(endSentence(reason, details))
     const frame = encodeFrame('close', session.id, 0, sentence)
     if (reason !== 'agent_refused') this.toAgent(session, frame)

@@ -4,7 +4,7 @@ import { createHash } from 'node:crypto'
 import { tmpdir } from 'node:os'
 import { after, before, test } from 'node:test'
 import type { Browser, Page } from 'playwright-core'
-import type { TerminalSession } from '../src/terminal_session.ts'
+import type { TerminalTable } from '../src/terminal_table.ts'
 import { openPage, startBrowser, withoutBrowser, type Watched } from './support/browser.ts'
 import { admin, startHub, type TestHub } from './support/hub.ts'
 import { breakAgent, startAgentOf, type RunningAgent } from './support/real_agent.ts'
@@ -209,6 +209,6 @@ test(
 
 /** The operators' sockets break, as a network does it. */
 function dropOperator(): void {
-  const sessions = Reflect.get(hub.hub.ctx.terminals, 'sessions') as Map<string, TerminalSession>
+  const sessions = Reflect.get(hub.hub.ctx.terminals, 'sessions') as TerminalTable
   for (const session of sessions.values()) session.operator?.close(1012, 'test')
 }

@@ -355,6 +355,19 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
     await other.stop()
   })
 
+  test('a hub that was taken for dead ends what others have ended', async () => {
+    const operator = await Operator.open(here, agent.deviceId)
+    const shell = await pidOf(operator)
+    // As the sweep of another hub does it, when this one did not renew its lease.
+    await far.hub.ctx.db.query(
+      `update terminals set ended_at = now(), end_reason = 'interrupted' where id = $1`,
+      [operator.id.slice('term-'.length)],
+    )
+    far.hub.ctx.relay.interrupted()
+    assert.match(await operator.ended(), /failed.*open a new terminal/)
+    await until('the shell to end', () => !isAlive(shell))
+  })
+
   describe('whose hub is killed', () => {
     const folder = mkdtempSync(join(tmpdir(), 'muster-killed-'))
     let killed: HubProcess

@@ -15,7 +15,7 @@ import {
   type FrameKind,
   type TerminalFrame,
 } from '../src/terminal_frames.ts'
-import type { TerminalSession } from '../src/terminal_session.ts'
+import type { TerminalTable } from '../src/terminal_table.ts'
 import { FakeAgent } from './support/agent.ts'
 import { metricsToken, startHub, type Device, type TestHub } from './support/hub.ts'
 import { makeOrganization, makeSite, signedIn, type Person } from './support/people.ts'
@@ -589,7 +589,7 @@ describe('what is written down', () => {
     })
     await isLocked
     operator.type('stty -echo -onlcr; seq 1 900000; exit\n')
-    const sessions = Reflect.get(hub.hub.ctx.terminals, 'sessions') as Map<string, TerminalSession>
+    const sessions = Reflect.get(hub.hub.ctx.terminals, 'sessions') as TerminalTable
     const session = sessions.get(operator.id)
     // All that the operator has and the agent may send on top of it; then there is no more.
     await until('the recording to be full', () => session?.recording?.hasRoom === false)
