@@ -65,6 +65,8 @@ export class LastingAgents implements Conduct {
       const work = this.#works.get(agent)?.get(id)
       if (work) this.#report(agent, work)
       else if (deed.end !== 'open') this.#keepEnd(agent, this.#newWork(agent, id), deed.end)
+      // Of what vanished only the inbox is left: it is known, and more will never be told.
+      else this.#tellState(agent, id, 'running')
       return
     }
     this.#counts.commands++
@@ -190,9 +192,11 @@ export class LastingAgents implements Conduct {
     work.dueMs = performance.now() + (Math.random() * 2 - 1) * repeatJitter * 10_000
     if (!agent.open) return
     if (state === 'ended' && result) agent.send(result, 1)
-    else {
-      agent.send(jsonFrame({ type: 'delivered', id }), 1)
-      if (state === 'running') agent.send(jsonFrame({ type: 'started', id }), 1)
-    }
+    else this.#tellState(agent, id, state)
+  }
+
+  #tellState(agent: SimAgent, id: string, state: Work['state']): void {
+    agent.send(jsonFrame({ type: 'delivered', id }), 1)
+    if (state === 'running') agent.send(jsonFrame({ type: 'started', id }), 1)
   }
 }

@@ -27,8 +27,8 @@ import {
 } from './soak_verdict.ts'
 import {
   agree,
+  backlogOf,
   growthOf,
-  lookAt,
   threadDeaths,
   waitUntil,
   type Backlog,
@@ -151,9 +151,9 @@ async function settle(soaked: Soak): Promise<number> {
   await commuters.pace(restPerSecond(commuters.size))
   await waitUntil(async () => (await storedCommands(target))?.open === 0, settleMsMax)
   await waitUntil(() => agree(target, [fleet, commuters], () => true), agreeMsMax)
-  let backlog: Backlog = { handoffs: 0, jobs: 0, executions: 0 }
+  let backlog: Backlog = { outbox: 0, handoffs: 0, jobs: 0, executions: 0 }
   await waitUntil(async () => {
-    backlog = (await lookAt(soaked, [], 0)).backlog
+    backlog = await backlogOf(target)
     return sumOf(backlog) === 0
   }, agreeMsMax)
   if (sumOf(backlog) > 0) lab.progress.note(`soak: left waiting: ${JSON.stringify(backlog)}`)
@@ -235,6 +235,6 @@ function countEnds(stored: readonly StoredCommand[]): Sample {
   return counts
 }
 
-function sumOf({ handoffs, jobs, executions }: Backlog): number {
-  return handoffs + jobs + executions
+function sumOf({ outbox, handoffs, jobs, executions }: Backlog): number {
+  return outbox + handoffs + jobs + executions
 }

@@ -102,7 +102,7 @@ function judgeDeed(violations: Violations, row: StoredCommand, deed: Deed | unde
   // What an agent finished may be called otherwise only where the hub had to decide before it heard of it.
   const byClock = row.status === 'expired' || row.status === 'timeout'
   const told = deed?.end === 'completed' || deed?.end === 'failed'
-  if (told && !byAgent && !byClock) violations.wrong.push(text)
+  if (told && !byAgent && !byClock && !open.has(row.status)) violations.wrong.push(text)
 }
 
 function judgeScripts(violations: Violations, evidence: Evidence): void {

@@ -19,19 +19,19 @@ export interface Quiet {
   connections: number
   /** Event-loop delay of the slowest thread, p99. */
   lagMs: number
-  /** Items waiting inside the hub. */
-  queued: number
-  /** Rows that somebody has to look at. */
-  backlog: Backlog
 }
 
+/** Rows that somebody has to look at. */
 export interface Backlog {
+  /** Events that alerts or webhooks have not read. */
+  outbox: number
   handoffs: number
+  /** That are due. One whose end PostgreSQL's death swallowed is done, and only forgotten a quarter of an hour later. */
   jobs: number
   executions: number
 }
 
-export type Measured = Exclude<keyof Quiet, 'atSeconds' | 'backlog'>
+export type Measured = Exclude<keyof Quiet, 'atSeconds'>
 
 /** What grows is not judged before this part: caches fill, pools open, code is compiled. */
 const warmUpPart = 1 / 12
@@ -42,7 +42,8 @@ export function growthOf(
   measured: Measured,
   round: number,
 ): { from: number; to: number } {
-  const warm = quiets.slice(Math.ceil(quiets.length * warmUpPart))
+  const warmUp = Math.min(Math.ceil(quiets.length * warmUpPart), quiets.length - 1)
+  const warm = quiets.slice(Math.max(0, warmUp))
   const span = Math.max(1, Math.min(round, Math.floor(warm.length / 2)))
   const values = warm.map((quiet) => quiet[measured])
   const [from, to] = [median(values.slice(0, span)), median(values.slice(-span))]
@@ -68,7 +69,10 @@ export async function lookAt(
   const recent = looks.filter(([at]) => at >= atSeconds - seconds).map(([, value]) => value)
   const metrics = await scrape(target)
   const sockets = (await socketsOf([fleet, commuters])) + operators.client.connections
-  const [row] = (await target.database?.read(backlogSql)) ?? []
+  const [row] =
+    (await target.database?.read(
+      `select count(*)::int as connections from pg_stat_activity where backend_type = 'client backend'`,
+    )) ?? []
   return {
     atSeconds,
     rssMegabytes: median(recent) ?? 0,
@@ -76,12 +80,6 @@ export async function lookAt(
     connections: Number(row?.['connections'] ?? 0),
     lagMs:
       1000 * Math.max(0, ...valuesOf(metrics, /^muster_event_loop_delay_seconds{.*"99"} (.+)$/)),
-    queued: sum(valuesOf(metrics, /^muster_queue_depth{.*} (.+)$/)),
-    backlog: {
-      handoffs: Number(row?.['handoffs'] ?? 0),
-      jobs: Number(row?.['jobs'] ?? 0),
-      executions: Number(row?.['executions'] ?? 0),
-    },
   }
 }
 
@@ -116,11 +114,24 @@ async function socketsOf(fleets: readonly Fleet[]): Promise<number> {
 const onlineSql = `select count(*)::int as online from device_presence p join devices d on d.id = p.device_id
   where p.status = 'online' and d.hostname <> '${visitorName}'`
 
+export async function backlogOf({ database }: Target): Promise<Backlog> {
+  const [row] = (await database?.read(backlogSql)) ?? []
+  const count = (name: keyof Backlog) => Number(row?.[name] ?? 0)
+  return {
+    outbox: count('outbox'),
+    handoffs: count('handoffs'),
+    jobs: count('jobs'),
+    executions: count('executions'),
+  }
+}
+
 const backlogSql = `select
-  (select count(*) from pg_stat_activity where backend_type = 'client backend')::int as connections,
+  (select count(*) from events e, webhook_cursor c where (e.xid, e.id) > (c.xid, c.id))::int
+    + (select count(*) from events e, alert_cursors c where (e.xid, e.id) > (c.xid, c.id)
+        and c.name = 'failed_ends' and e.type in ('command.failed', 'command.timeout'))::int as outbox,
   (select count(*) from handoffs)::int as handoffs,
-  (select count(*) from pgboss.job where state < 'completed' and name in ('executions', 'rollouts'))::int
-    as jobs,
+  (select count(*) from pgboss.job where state in ('created', 'retry') and start_after <= now()
+    and name in ('executions', 'rollouts'))::int as jobs,
   (select count(*) from executions where completed_at is null)::int as executions`
 
 /** Threads of the hub that died and were replaced, whoever ended them. */
