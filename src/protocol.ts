@@ -137,8 +137,11 @@ export function isConcurrent(action: string): boolean {
   return concurrentActions.has(action)
 }
 
-/** What became of a cancel: being ended as cancelled, the agent was asked, or not open there. */
-export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
+/**
+ * What became of a cancel: being ended as cancelled, the agent was asked, too late for another end is being written,
+ * or not open there.
+ */
+export type CancelAnswer = 'cancelled' | 'asked' | 'ending' | 'unknown'
 
 export interface CommandMessage {
   id: string

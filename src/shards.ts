@@ -6,6 +6,7 @@ import { partOf } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type {
+  CancelAnswer,
   CommandMessage,
   FrontMail,
   FrontMessage,
@@ -124,8 +125,8 @@ export class Shards {
     this.tell(deviceId, { type: 'cancel', deviceId, id, ask: 0 })
   }
 
-  /** Asks the actor to cancel: `cancelled` (being ended), `asked` (the agent was), `unknown` here. */
-  async cancel(deviceId: string, id: string): Promise<'cancelled' | 'asked' | 'unknown'> {
+  /** Asks the actor to cancel. */
+  async cancel(deviceId: string, id: string): Promise<CancelAnswer> {
     const ask = ++this.asks
     const answer = new Promise<unknown>((resolve, reject) => {
       const timer = setTimeout(() => {
@@ -138,7 +139,7 @@ export class Shards {
       })
     })
     this.tell(deviceId, { type: 'cancel', deviceId, id, ask })
-    return (await answer) as 'cancelled' | 'asked' | 'unknown'
+    return (await answer) as CancelAnswer
   }
 
   /** Tells every shard. */
