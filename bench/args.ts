@@ -16,13 +16,15 @@ export interface BenchOptions {
   seconds: number | undefined
   /** Per second, of what the scenario says; several where it measures at several. */
   rates: number[] | undefined
+  /** Seconds from one injected fault to the next; absent: none is. */
+  faults: number | undefined
   rounds: number
   /** Processes per fleet. */
   generators: number
   json: string | undefined
   html: string | undefined
   markdown: boolean
-  /** A missed goal makes the exit code 2. */
+  /** A missed goal makes the exit code 2; always so where faults are injected. */
   check: boolean
   help: boolean
 }
@@ -38,6 +40,8 @@ const flags = {
   ca: { type: 'string' },
   agents: { type: 'string' },
   seconds: { type: 'string' },
+  minutes: { type: 'string' },
+  faults: { type: 'string' },
   rate: { type: 'string' },
   rounds: { type: 'string' },
   beside: { type: 'string' },
@@ -51,6 +55,9 @@ const flags = {
 
 /** A soak of a day. */
 const secondsMax = 86_400
+/** Less is over before everybody who was hit is back; more is no soak. */
+const faultSecondsMin = 10
+const faultSecondsMax = 3600
 const rateMax = 100_000
 /** Rates of one run; each is measured for all of `--seconds`. */
 const ratesMax = 12
@@ -77,22 +84,35 @@ export function readArgs(
   }
   if (scenarios.length === 0 && !values.help)
     throw new UsageError('name a scenario, goals or peers')
-  const optional = (flag: 'agents' | 'seconds', max: number) =>
-    values[flag] === undefined ? undefined : count(flag, values[flag], 1, max)
+  const optional = (flag: 'agents' | 'seconds' | 'minutes' | 'faults', max: number, min = 1) =>
+    values[flag] === undefined ? undefined : count(flag, values[flag], min, max)
+  if (values.seconds !== undefined && values.minutes !== undefined) {
+    throw new UsageError('--seconds and --minutes say the same: give one')
+  }
+  const minutes = optional('minutes', secondsMax / 60)
+  const faults = optional('faults', faultSecondsMax, faultSecondsMin)
+  if (faults !== undefined && scenarios.some((name) => name !== 'soak')) {
+    throw new UsageError('--faults goes with soak alone')
+  }
+  // A soak is long, its verdict is no median, and what it counts began with its hub.
+  if (faults !== undefined && Number(values.rounds ?? 1) !== 1) {
+    throw new UsageError('a soak with --faults has one round: drop --rounds')
+  }
   return {
     scenarios: [...new Set(scenarios)],
     beside: readBeside(values, positionals.includes('peers')),
     foreign: readForeign(values, env),
     ca: readAuthority(values),
     agents: optional('agents', 60_000),
-    seconds: optional('seconds', secondsMax),
+    seconds: minutes === undefined ? optional('seconds', secondsMax) : minutes * 60,
     rates: values.rate === undefined ? undefined : readRates(values.rate),
-    rounds: count('rounds', values.rounds ?? '3', 1, 99),
+    faults,
+    rounds: count('rounds', values.rounds ?? (faults === undefined ? '3' : '1'), 1, 99),
     generators: count('generators', values.generators ?? '2', 1, 16),
     json: values.json,
     html: values.html,
     markdown: values.markdown ?? false,
-    check: values.check ?? false,
+    check: values.check ?? faults !== undefined,
     help: values.help ?? false,
   }
 }

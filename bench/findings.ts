@@ -21,6 +21,22 @@ export interface Chart {
   x: Axis
   y: Axis
   lines: Line[]
+  /** What happened when, on a chart over time. */
+  marks?: Mark[]
+}
+
+export interface Mark {
+  atSeconds: number
+  name: string
+}
+
+/** A fault that was injected, and what of it was seen from outside. */
+export interface FaultFinding extends Mark {
+  scenario: string
+  /** From the blow to the last moment at which the hub said it was not ready; 0 where it never did. */
+  unreadySeconds: number
+  /** What requests heard until the next one, by status; `lost` where there was no answer. */
+  heard: Record<string, number>
 }
 
 export interface LatencyFinding extends LatencySummary {
@@ -37,11 +53,18 @@ export class Findings {
   readonly #charts = new Map<string, Chart>()
   readonly #latencies = new Map<string, { side: Side; name: string; all: Latencies }>()
 
+  #faults: FaultFinding[] = []
+
   /** The version that ran beside the hub; null while none of ours did. */
   postgres: string | null = null
 
   constructor(scenario: string) {
     this.#scenario = scenario
+  }
+
+  /** Keeps a fault; it is marked on every chart over time. */
+  fault(fault: Omit<FaultFinding, 'scenario'>): void {
+    this.#faults.push({ scenario: this.#scenario, ...fault })
   }
 
   /** Keeps a chart; one of a later round takes the place of the same of an earlier one. */
@@ -61,11 +84,19 @@ export class Findings {
   /** Forgets what a warm-up found. */
   clear(): void {
     this.#charts.clear()
+    this.#faults = []
     this.#latencies.clear()
   }
 
   get charts(): Chart[] {
-    return [...this.#charts.values()]
+    const marks = this.#faults.map(({ atSeconds, name }) => ({ atSeconds, name }))
+    return [...this.#charts.values()].map((chart) =>
+      chart.x.name === 'time' && marks.length > 0 ? { ...chart, marks } : chart,
+    )
+  }
+
+  get faults(): FaultFinding[] {
+    return this.#faults
   }
 
   get summaries(): LatencyFinding[] {

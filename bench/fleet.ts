@@ -18,6 +18,8 @@ export interface FleetOptions {
   processes: number
   /** The agents speak to a message broker instead of a hub. */
   broker?: Broker | undefined
+  /** Agents that work, remember and come back by themselves: lasting_agents.ts. */
+  lasting?: boolean
 }
 
 export interface ConnectOptions {
@@ -55,6 +57,7 @@ export class Fleet {
           devices: devices.filter((_, device) => device % count === index),
           place,
           ...(broker ? { broker } : {}),
+          lasting: options.lasting ?? false,
           ...(local ? { sourceAddress: nextSource() } : {}),
         }),
       ),
@@ -80,6 +83,17 @@ export class Fleet {
   /** Heartbeats per second over all open agents from now on. */
   pace(perSecond: number): Promise<FleetCounts> {
     return this.#all(() => ({ type: 'pace', perSecond: perSecond / this.#members.length }))
+  }
+
+  /** One of `of` agents loses its socket, all of them at once: others at each turn. */
+  storm(of: number, turn: number): Promise<FleetCounts> {
+    return this.#all(() => ({ type: 'storm', of, turn }))
+  }
+
+  /** Adds what lasting agents did to a file. */
+  async writeLedger(file: string): Promise<void> {
+    // One after the other: they share the file.
+    for (const member of this.#members) await member.ask({ type: 'ledger', file })
   }
 
   counts(): Promise<FleetCounts> {

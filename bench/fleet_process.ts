@@ -1,17 +1,29 @@
 // One process of a fleet: many simulated agents, driven by messages from fleet.ts. It ends when its
 // parent does, and holds at most what the limit of open files allows.
 import type { FleetCounts } from './fleet_counts.ts'
+import { LastingAgents } from './lasting_agents.ts'
 import { PeerAgent } from './peer_agent.ts'
 import { newGround, SimAgent, type Device } from './sim_agent.ts'
 import type { Place } from './sockets.ts'
 import { wires, type Broker } from './wires.ts'
 
 export type FleetRequest =
-  | { type: 'load'; devices: Device[]; place: Place; sourceAddress?: string; broker?: Broker }
+  | {
+      type: 'load'
+      devices: Device[]
+      place: Place
+      sourceAddress?: string
+      broker?: Broker
+      lasting: boolean
+    }
   /** Opens agents `from` to `to` that are not open: at `perSecond`, or as fast as `inFlight` at a time goes. */
   | { type: 'connect'; from: number; to: number; inFlight: number; perSecond: number }
   /** Heartbeats in all from now on, spread evenly over the open agents; 0 is silence. */
   | { type: 'pace'; perSecond: number }
+  /** Every `of`th agent from the `turn`th on loses its socket at once. */
+  | { type: 'storm'; of: number; turn: number }
+  /** Adds what lasting agents did to a file, see lasting_agents.ts. */
+  | { type: 'ledger'; file: string }
   | { type: 'counts' }
   | { type: 'disconnect' }
 
@@ -27,6 +39,7 @@ const tickMs = 1
 
 let agents: (SimAgent | PeerAgent)[] = []
 let ground = newGround({ host: '', port: 0, secure: false })
+let lasting: LastingAgents | undefined
 const pace = { perSecond: 0, sinceMs: 0, sent: 0, next: 0 }
 
 process.on('message', (request: FleetRequest & { id: number }) => {
@@ -43,9 +56,11 @@ async function carryOut(request: FleetRequest): Promise<FleetCounts> {
   switch (request.type) {
     case 'load':
       ground = newGround(request.place, request.sourceAddress)
+      if (request.lasting) lasting = ground.conduct = new LastingAgents(ground.counts)
       agents = newAgents(request.devices, request.broker)
       break
     case 'connect':
+      lasting?.arrive(simulated().slice(request.from, request.to))
       await connectAll(
         agents.slice(request.from, request.to).filter((agent) => !agent.open),
         request.inFlight,
@@ -58,12 +73,24 @@ async function carryOut(request: FleetRequest): Promise<FleetCounts> {
     case 'disconnect':
       pace.perSecond = 0
       for (const agent of agents) agent.disconnect()
+      lasting?.leave(simulated())
       ground.unacked.clear()
+      break
+    case 'storm': {
+      const hit = simulated().filter(
+        (agent, index) => agent.open && index % request.of === request.turn % request.of,
+      )
+      for (const agent of hit) agent.disconnect()
+      lasting?.comeBack(hit)
+      break
+    }
+    case 'ledger':
+      lasting?.write(request.file, simulated())
       break
     case 'counts':
       break
   }
-  ground.counts.unacked = ground.unacked.size
+  ground.counts.unacked = lasting?.unacked ?? ground.unacked.size
   ground.counts.unsentBytes = agents.reduce((sum, agent) => sum + agent.unsentBytes, 0)
   return ground.counts
 }
@@ -73,6 +100,11 @@ function newAgents(devices: readonly Device[], broker: Broker | undefined): type
   return wire
     ? devices.map((device, index) => new PeerAgent(device, index, wire, ground))
     : devices.map((device) => new SimAgent(device, ground))
+}
+
+/** Those that speak to a hub. */
+function simulated(): SimAgent[] {
+  return agents.filter((agent) => agent instanceof SimAgent)
 }
 
 async function connectAll(
@@ -110,6 +142,7 @@ function beat(): void {
 }
 
 function resend(): void {
+  lasting?.repeat(resendMs)
   const before = performance.now() - resendMs
   for (const result of ground.unacked.values()) {
     if (result.sentMs > before || !result.agent.open) continue

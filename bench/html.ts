@@ -1,6 +1,6 @@
 // A report as one HTML file that needs nothing else: no script, no font, no address. It can be mailed, kept
 // beside the JSON it was made of, and opened in ten years.
-import type { Chart, LatencyFinding } from './findings.ts'
+import type { Chart, FaultFinding, LatencyFinding } from './findings.ts'
 import { figure, html, Markup, type Markup as Piece } from './markup.ts'
 import { renderChart, renderValues } from './plot.ts'
 import type { Report } from './report.ts'
@@ -19,6 +19,7 @@ ${goals.length > 0 ? html`<section><h2>Goals</h2>${rowTable(goals, true)}</secti
 ${figures.length > 0 ? html`<section><h2>Figures</h2>${rowTable(figures, false)}</section>` : undefined}
 ${besides(report.sideBySide)}
 ${chartList(report.charts)}
+${faults(report.faults ?? [])}
 ${latencies(report.latencies)}
 <section><h2>Environment</h2>${environment(report)}</section>`
   return page('Muster bench', body)
@@ -127,6 +128,21 @@ ${all.map(
 )}</tbody></table></div></section>`
 }
 
+function faults(all: readonly FaultFinding[]): Piece | undefined {
+  if (all.length === 0) return undefined
+  const heard = (counts: Record<string, number>) =>
+    Object.entries(counts)
+      .map(([status, count]) => `${count} × ${status}`)
+      .join(', ')
+  return html`<section><h2>Faults</h2><div class="wide"><table><thead><tr><th class="number">at, s</th><th>what</th><th class="number">unready, s</th><th>requests repeated until the next</th></tr></thead><tbody>
+${all.map(
+  (
+    one,
+  ) => html`<tr><td class="number">${figure(Math.round(one.atSeconds))}</td><td>${one.name}</td><td class="number">${figure(one.unreadySeconds)}</td><td>${heard(one.heard)}</td></tr>
+`,
+)}</tbody></table></div></section>`
+}
+
 function environment({ machine, load, hub, postgres }: Report): Piece {
   const facts: [string, string][] = [
     ['Hub', hub ?? 'started by the bench, on this machine'],
@@ -200,6 +216,7 @@ svg .axis, svg .tick { stroke: var(--soft); }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 svg .dot { stroke: var(--card); stroke-width: 1.5; }
 svg .label { font-weight: 600; }
+svg .mark { stroke: var(--soft); stroke-dasharray: 2 3; }
 svg .place { fill: var(--ink); opacity: 0; }
 svg .place:hover { opacity: 0.09; }
 ${Array.from({ length: 6 }, (_, slot) => `svg .line.s${slot} { stroke: var(--s${slot}); } svg .dot.s${slot}, svg .label.s${slot} { fill: var(--s${slot}); }`).join('\n')}

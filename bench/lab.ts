@@ -8,7 +8,7 @@ import type { BenchOptions } from './args.ts'
 import { startBroker } from './brokers.ts'
 import { startDatabase, type BenchDatabase } from './database.ts'
 import { Findings } from './findings.ts'
-import { Fleet } from './fleet.ts'
+import { Fleet, type FleetOptions } from './fleet.ts'
 import { fillHubTables } from './hub_tables.ts'
 import { decommission, enroll, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
@@ -43,6 +43,8 @@ export interface StartOptions {
   /** Another program of the same side on the same database, with a data folder of its own. */
   copy?: string
   env?: Record<string, string>
+  /** Another program that is the same hub. */
+  program?: string
 }
 
 const programFiles: Partial<Record<Side, string>> = {
@@ -136,15 +138,15 @@ export class Lab {
     return enroll(origin, credentials, count, (done) => this.progress.count(done, count))
   }
 
-  async fleet(target: Target, devices: readonly Device[]): Promise<Fleet> {
+  async fleet(
+    target: Target,
+    devices: readonly Device[],
+    more: Partial<FleetOptions> = {},
+  ): Promise<Fleet> {
     const { origin, side } = target
     const broker = isBroker(side) ? side : undefined
-    const fleet = await Fleet.start({
-      origin,
-      devices,
-      broker,
-      processes: this.options.generators,
-    })
+    const processes = this.options.generators
+    const fleet = await Fleet.start({ origin, devices, broker, processes, ...more })
     this.defer(() => fleet.close())
     return fleet
   }
@@ -168,7 +170,7 @@ export class Lab {
       return { side, ...foreign, ...unknown, stop, kill: stop }
     }
     if (isBroker(side)) return this.#startBroker(side)
-    const file = programFiles[side]
+    const file = options.program ?? programFiles[side]
     if (file === undefined) throw new Error(`${side} is no program of its own`)
     this.progress.step(`${side}: starting`)
     const database = storingSides.has(side)

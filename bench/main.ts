@@ -77,6 +77,7 @@ async function run(options: BenchOptions): Promise<number> {
     sideBySide: outcomes.flatMap((outcome) => outcome.sideBySide),
     latencies: outcomes.flatMap(({ latencies }) => latencies),
     charts: outcomes.flatMap(({ charts }) => charts),
+    faults: outcomes.flatMap(({ faults }) => faults),
   }
   const { rows } = report
   if (options.json) writeFileSync(options.json, `${JSON.stringify(report, undefined, 2)}\n`)
@@ -114,7 +115,9 @@ Scenarios:
 ${scenarios.map(line).join('')}
 Flags:
   --agents N        simulated agents (each scenario has its own default)
-  --seconds N       length of one measurement
+  --seconds N       length of one measurement; --minutes N says the same
+  --faults SECONDS  soak: so often a thread is killed, PostgreSQL restarted, frozen or killed, a third of
+                    the agents loses its sockets, or commands flood in; --check and one round go with it
   --rate N[,N…]     per second, of what the scenario's load consists of
   --beside A[,B…]   what stands beside the hub: limit, baseline, nats, mosquitto (what its goals are about)
   --rounds N        measurements of each side, in turn; the median counts (3)

@@ -44,6 +44,7 @@ ${x.ticks.map((tick) => xTick(x.at(tick), tick))}
 <line class="axis" x1="${margin.left}" x2="${inner.right}" y1="${inner.bottom}" y2="${inner.bottom}"/>
 <text class="title" x="${(margin.left + inner.right) / 2}" y="${canvas.height - 8}">${nameOf(chart.x)}</text>
 <text class="title" transform="translate(15 ${(margin.top + inner.bottom) / 2}) rotate(-90)">${nameOf(chart.y)}</text>
+${marks(chart, x)}
 ${lines.map((line, slot) => drawn(line, slot, x, y))}
 ${labels(lines, y)}
 ${strips(chart, lines, x)}
@@ -89,9 +90,23 @@ function labels(lines: readonly Line[], y: Scale): Markup[] {
   )
 }
 
+/** What happened, as dashed lines; the nearest place of the chart tells what it was. */
+function marks({ marks: all = [] }: Chart, x: Scale): Markup[] {
+  return all.map(
+    ({ atSeconds }) =>
+      html`<line class="mark" x1="${round(x.at(atSeconds))}" x2="${round(x.at(atSeconds))}" y1="${margin.top}" y2="${inner.bottom}"/>`,
+  )
+}
+
 /** A strip over each place of the x axis, whose title tells all values there. */
-function strips({ x: axis, y: axisY }: Chart, lines: readonly Line[], x: Scale): Markup[] {
+function strips(chart: Chart, lines: readonly Line[], x: Scale): Markup[] {
+  const { x: axis, y: axisY } = chart
   const at = placesOf(lines)
+  const happened = new Map<number, string[]>()
+  for (const { atSeconds, name } of chart.marks ?? []) {
+    const place = at.find((one) => one >= atSeconds) ?? at.at(-1)
+    if (place !== undefined) happened.set(place, [...(happened.get(place) ?? []), name])
+  }
   return at.map((place, index) => {
     const middle = x.at(place)
     const left = index === 0 ? margin.left : (x.at(at[index - 1]!) + middle) / 2
@@ -100,6 +115,7 @@ function strips({ x: axis, y: axisY }: Chart, lines: readonly Line[], x: Scale):
       const value = valueAt(line, place)
       return value === undefined ? [] : [`${line.name} ${withUnit(value, axisY)}`]
     })
+    told.push(...(happened.get(place) ?? []))
     const height = inner.bottom - margin.top
     return html`<rect class="place" x="${round(left)}" y="${margin.top}" width="${round(right - left)}" height="${height}"><title>${axis.name} ${withUnit(place, axis)}: ${told.join(', ')}</title></rect>`
   })

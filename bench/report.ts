@@ -1,5 +1,5 @@
 // The rows as people and programs read them: a table, a markdown table, one JSON object.
-import type { Chart, LatencyFinding } from './findings.ts'
+import type { Chart, FaultFinding, LatencyFinding } from './findings.ts'
 import type { Machine } from './machine.ts'
 import { figure } from './markup.ts'
 import type { Row } from './rows.ts'
@@ -25,6 +25,8 @@ export interface Report {
   sideBySide: SideBySide[]
   latencies: LatencyFinding[]
   charts: Chart[]
+  /** Absent in reports from before there were any. */
+  faults?: FaultFinding[]
 }
 
 /** A table with aligned columns for a terminal. */

@@ -14,18 +14,21 @@ const pointsMax = 240
 export type Look = [seconds: number, megabytes: number]
 
 export interface RssWatch {
+  /** What was seen so far. */
+  readonly looks: readonly Look[]
   /** Ends the watch; none where the program is not ours to look at. */
   stop(): Look[]
 }
 
 export function watchRss(pid: number | undefined): RssWatch {
-  if (pid === undefined) return { stop: () => [] }
+  if (pid === undefined) return { looks: [], stop: () => [] }
   const startedMs = performance.now()
   const looks: Look[] = []
   const look = () => looks.push([(performance.now() - startedMs) / 1000, rssBytes(pid) / 2 ** 20])
   look()
   const timer = setInterval(look, lookMs)
   return {
+    looks,
     stop() {
       clearInterval(timer)
       look()

@@ -26,7 +26,21 @@ export interface Ground {
   ran: Set<string>
   /** Results by command id until the hub acknowledges their end. */
   unacked: Map<string, { agent: SimAgent; frames: Buffer; sentMs: number }>
+  /** How its agents work and come back; without one they answer at once and stay away. */
+  conduct?: Conduct
 }
+
+/** What an agent makes of what it hears, where that is more than an answer at once. */
+export interface Conduct {
+  onWelcome(agent: SimAgent): void
+  onCommand(agent: SimAgent, command: CommandFrame): void
+  onCancel(agent: SimAgent, id: string): void
+  onAck(agent: SimAgent, id: string): void
+  /** Its socket was lost, or none was to be had; not when it left by itself. */
+  onLost(agent: SimAgent, closeCode: number): void
+}
+
+export type CommandFrame = Extract<HubFrame, { type: 'command' }>
 
 export function newGround(place: Place, sourceAddress?: string): Ground {
   return {
@@ -186,15 +200,20 @@ export class SimAgent {
   }
 
   #takeMessage(line: Line, message: HubFrame): void {
-    const { counts, unacked } = this.#ground
+    const { conduct, counts, unacked } = this.#ground
     if (message.type === 'welcome') {
       counts.welcomes++
       if (line === this.#next?.line) this.#moved(this.#next)
-    } else if (message.type === 'command') this.#run(message.id)
+      conduct?.onWelcome(this)
+    } else if (message.type === 'command') {
+      if (conduct) conduct.onCommand(this, message)
+      else this.#run(message.id)
+    } else if (message.type === 'cancel') conduct?.onCancel(this, message.id)
     else if (message.type === 'reconnect') this.#moveAfter(message.afterMs)
     else if (message.type === 'ack') {
       counts.acks++
       unacked.delete(message.id)
+      conduct?.onAck(this, message.id)
     }
   }
 
@@ -247,6 +266,7 @@ export class SimAgent {
     line.upgraded = false
     if (isCurrent) this.#line = undefined
     if (line === this.#next?.line) this.#next = undefined
+    if (isCurrent) this.#ground.conduct?.onLost(this, line.closeCode)
   }
 }
 

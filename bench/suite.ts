@@ -2,7 +2,7 @@
 // else the machine does falls on all of them alike. Judging is left to rows.ts.
 import { UsageError, type BenchOptions } from './args.ts'
 import { findBroker } from './brokers.ts'
-import { Findings, type Chart, type LatencyFinding } from './findings.ts'
+import { Findings, type Chart, type FaultFinding, type LatencyFinding } from './findings.ts'
 import { Lab } from './lab.ts'
 import type { Progress } from './progress.ts'
 import { judge, type Row, type RowSpec, type Sample, type Samples, type Side } from './rows.ts'
@@ -50,6 +50,7 @@ export interface Outcome {
   sideBySide: SideBySide[]
   latencies: LatencyFinding[]
   charts: Chart[]
+  faults: FaultFinding[]
   postgres: string | null
 }
 
@@ -62,6 +63,9 @@ export function checkOptions(scenario: Scenario, options: BenchOptions): void {
   if (options.foreign && ownHub) throw new UsageError(`"${name}" ${ownHub}: drop --url`)
   if (scenario.secondsMax && (options.seconds ?? 0) > scenario.secondsMax) {
     throw new UsageError(`"${name}" takes --seconds up to ${scenario.secondsMax}`)
+  }
+  if (options.foreign && options.faults !== undefined) {
+    throw new UsageError('faults are injected into a hub of the bench alone: drop --url')
   }
   const rates = options.rates?.length ?? 0
   if (rates > (rate?.most ?? 0)) {
@@ -115,6 +119,7 @@ export async function runScenario(
           : [],
       latencies: findings.summaries,
       charts: findings.charts,
+      faults: findings.faults,
       postgres: findings.postgres,
     }
   } finally {
@@ -126,7 +131,7 @@ export async function runScenario(
 /** Of a scenario that failed: nothing measured, every goal missed. */
 export function failedOutcome(scenario: Scenario, options: BenchOptions): Outcome {
   const rows = rowsOf(scenario, options).map((spec) => judge(spec, {}))
-  return { rows, sideBySide: [], latencies: [], charts: [], postgres: null }
+  return { rows, sideBySide: [], latencies: [], charts: [], faults: [], postgres: null }
 }
 
 /** Beside a foreign hub nothing of ours can be compared: it may run on another machine. */

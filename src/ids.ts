@@ -29,6 +29,11 @@ export function idFloor(ms: number): string {
   return `${time.slice(0, 8)}-${time.slice(8)}-0000-0000-000000000000`
 }
 
+/** Which of `count` parts an id belongs to, by its random end. */
+export function partOf(uuid: string, count: number): number {
+  return count === 1 ? 0 : Number.parseInt(uuid.slice(-7), 16) % count
+}
+
 /** The 32 digits of a UUID, and back. */
 export function hexOf(uuid: string): string {
   return uuid.replaceAll('-', '')

@@ -198,7 +198,6 @@ export async function run(options: RunOptions): Promise<Hub> {
       },
       onInterrupted: () => relay.interrupted(),
       onHanded: (nodes) => handoffs.wake(nodes),
-      onRestart: () => metrics.jobsRestarts.inc(),
       // Others may have taken this hub for dead and its devices for offline: claim them anew.
       onLeaseRegained: () => {
         shards.broadcast({ type: 'reclaim' })

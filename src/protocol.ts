@@ -137,8 +137,11 @@ export function isConcurrent(action: string): boolean {
   return concurrentActions.has(action)
 }
 
-/** What became of a cancel: being ended as cancelled, the agent was asked, or not open there. */
-export type CancelAnswer = 'cancelled' | 'asked' | 'unknown'
+/**
+ * What became of a cancel: being ended as cancelled, the agent was asked, too late for another end is being written,
+ * or not open there.
+ */
+export type CancelAnswer = 'cancelled' | 'asked' | 'ending' | 'unknown'
 
 export interface CommandMessage {
   id: string
@@ -175,6 +178,8 @@ export type ShardMessage =
       /** The agent used its new token, so the old one ends. */
       tokenRotated: boolean
     }
+  /** A replaced shard has heard of every open socket of its devices: the others have none. */
+  | { type: 'replayed' }
   | { type: 'closed'; conn: number }
   /** The frame of this command went out on this connection. */
   | { type: 'sent'; conn: number; id: string }
@@ -261,6 +266,8 @@ export interface Observed {
 /** Given to a shard thread at its start. */
 export interface ShardData {
   index: number
+  /** Of all shards of this hub. */
+  count: number
   nodeId: string
   databaseUrl: string
   logLevel: string

@@ -37,8 +37,6 @@ export interface JobsOptions {
   onInterrupted?: () => void
   /** Other hubs have something to look at. */
   onHanded?: (nodes: string[]) => void
-  /** The thread died and a new one was started. */
-  onRestart: () => void
   /** Others may have taken this hub for dead: its open sockets must be claimed again. */
   onLeaseRegained?: () => void
   /** The other hubs that are alive changed, or what they tell of themselves. */
@@ -240,7 +238,6 @@ export class Jobs {
     this.restart = setTimeout(() => {
       this.answeredMs = performance.now()
       this.worker = this.start()
-      this.options.onRestart()
     }, waitMs)
   }
 

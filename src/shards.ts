@@ -2,9 +2,11 @@
 // replays its open sockets to the new one. Knows neither uWebSockets.js nor what a frame means.
 import { Worker } from 'node:worker_threads'
 import { AppError } from './errors.ts'
+import { partOf } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type {
+  CancelAnswer,
   CommandMessage,
   FrontMail,
   FrontMessage,
@@ -104,9 +106,7 @@ export class Shards {
 
   /** The shard of a device: by the random end of its id. */
   of(deviceId: string): number {
-    return this.shards.length === 1
-      ? 0
-      : Number.parseInt(deviceId.slice(-7), 16) % this.shards.length
+    return partOf(deviceId, this.shards.length)
   }
 
   /** Hands a message to a device's actor; it is lost when the device is not connected here. */
@@ -125,8 +125,8 @@ export class Shards {
     this.tell(deviceId, { type: 'cancel', deviceId, id, ask: 0 })
   }
 
-  /** Asks the actor to cancel: `cancelled` (being ended), `asked` (the agent was), `unknown` here. */
-  async cancel(deviceId: string, id: string): Promise<'cancelled' | 'asked' | 'unknown'> {
+  /** Asks the actor to cancel. */
+  async cancel(deviceId: string, id: string): Promise<CancelAnswer> {
     const ask = ++this.asks
     const answer = new Promise<unknown>((resolve, reject) => {
       const timer = setTimeout(() => {
@@ -139,7 +139,7 @@ export class Shards {
       })
     })
     this.tell(deviceId, { type: 'cancel', deviceId, id, ask })
-    return (await answer) as 'cancelled' | 'asked' | 'unknown'
+    return (await answer) as CancelAnswer
   }
 
   /** Tells every shard. */
@@ -261,9 +261,10 @@ export class Shards {
 
   private start(index: number): Shard {
     const confirmed = new SharedArrayBuffer(4)
-    const { nodeId, databaseUrl, logLevel, heartbeatSeconds, wrappingKeys } = this.options
+    const { count, nodeId, databaseUrl, logLevel, heartbeatSeconds, wrappingKeys } = this.options
     const workerData: ShardData = {
       index,
+      count,
       nodeId,
       databaseUrl,
       logLevel,
@@ -303,6 +304,8 @@ export class Shards {
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {
       this.post(shard, { type: 'connect', ...socket, resumed: true, tokenRotated: false })
     }
+    // Sockets that closed while the dead one still owed the word of it are nobody's any more.
+    this.post(shard, { type: 'replayed' })
   }
 
   private receive(shard: Shard, mail: FrontMail['mail']): void {

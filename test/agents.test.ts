@@ -1,6 +1,7 @@
 // Agents through their real doors: enrollment, the upgrade, frames of every kind, and how sockets end.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
+import { openDatabase } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
 import { FakeAgent } from './support/agent.ts'
 import {
@@ -186,6 +187,39 @@ describe('presence', () => {
     assert.equal((await agent.frame('heartbeat_ack')).seq, 7)
     await agent.close()
     await status(one.deviceId, 'offline')
+  })
+
+  test('offline also when its shard dies before it could write that', async () => {
+    const enrolled = await hub.enroll()
+    const agent = await FakeAgent.connect(enrolled, hub.origin)
+    const { deviceId } = enrolled
+    // Sent, and not yet in the agent's inbox: with the socket it goes back into the queue.
+    const { id } = (await hub.post(`/devices/${deviceId}/commands`, { action: 'ping' })).body
+    const command = async () => (await hub.get(`/commands/${id}`)).body
+    await until('the command to be sent', async () => (await command()).status === 'sent')
+    const owner = openDatabase({
+      url: hub.database.url,
+      name: 'owner',
+      connections: 2,
+      role: 'owner',
+    })
+    await owner.transaction(async (tx) => {
+      await tx.query('select from device_presence where device_id = $1 for update', [deviceId])
+      await agent.close()
+      const pid = await until('the shard to write that it is offline', async () => {
+        const [row] = await owner.query<{ pid: number }>(
+          `select pid from pg_stat_activity where wait_event_type = 'Lock'
+             and application_name like 'muster shard-%' and datname = current_database()`,
+        )
+        return row?.pid
+      })
+      const { shards } = hub.hub.ctx
+      await shards.threads()[shards.of(deviceId)]?.terminate()
+      await owner.query('select pg_terminate_backend($1)', [pid])
+    })
+    await owner.close()
+    await status(deviceId, 'offline')
+    assert.equal((await command()).status, 'pending')
   })
 
   test('a half-open socket, which says nothing more, is offline after 2.5 intervals: 4008', async () => {

@@ -59,7 +59,22 @@ test('rates come as a list in order, goals as those that have goals', () => {
   assert.deepEqual(options.scenarios, ['rss'])
 })
 
+test('a soak with faults is one round that is checked; minutes are sixty seconds', () => {
+  const options = readArgs(['soak', '--minutes', '60', '--faults', '60'], ['soak'])
+  const { seconds, faults, rounds, check } = options
+  assert.deepEqual([seconds, faults, rounds, check], [3600, 60, 1, true])
+  const without = readArgs(['soak'], ['soak'])
+  assert.deepEqual([without.faults, without.rounds, without.check], [undefined, 3, false])
+  assert.throws(
+    () => readArgs(['soak', '--faults', '60', '--rounds', '2'], ['soak']),
+    /one round: drop --rounds/,
+  )
+})
+
 const refused: [string[], RegExp][] = [
+  [['rss', '--minutes', '1', '--seconds', '60'], /--seconds and --minutes/],
+  [['rss', '--faults', '60'], /--faults goes with soak alone/],
+  [['rss', '--faults', '9'], /--faults is no whole number from 10 to 3600: "9"/],
   [[], /name a scenario/],
   [['walk'], /no scenario "walk"; there are heartbeats, rss, accept, goals and peers/],
   [['rss', '--agents', 'many'], /--agents is no whole number from 1 to 60000: "many"/],

@@ -70,6 +70,35 @@ test('a page is well formed and loads nothing', () => {
   assert.match(text, /default-src 'none'/)
 })
 
+test('a fault is told in a table, and marked where time is an axis, for the place nearest after it', () => {
+  const findings = new Findings('soak')
+  const points: [number, number][] = [
+    [0, 300],
+    [10, 310],
+    [20, 305],
+  ]
+  const y = { name: 'RSS', unit: 'MB' }
+  const lines = [{ name: 'hub', points }]
+  findings.chart({ title: 'over time', x: { name: 'time', unit: 's' }, y, lines })
+  findings.chart({ title: 'over size', x: { name: 'agents', unit: '' }, y, lines })
+  findings.fault({
+    name: 'a <blow>',
+    atSeconds: 7,
+    unreadySeconds: 1.5,
+    heard: { 503: 4, lost: 2 },
+  })
+  const [time, size] = findings.charts
+  assert.deepEqual([time?.marks?.length, size?.marks], [1, undefined])
+  const text = renderHtml(report({ charts: findings.charts, faults: findings.faults }))
+  assert.deepEqual(unbalanced(text), [])
+  assert.match(
+    text,
+    /<td>a &#60;blow&#62;<\/td><td class="number">1\.50?<\/td><td>4 × 503, 2 × lost<\/td>/,
+  )
+  assert.equal(text.match(/<line class="mark"/g)?.length, 1)
+  assert.match(text, /<title>time 10 s: hub 310 MB, a &#60;blow&#62;<\/title>/)
+})
+
 test('a page tells goals, environment, latencies and charts with their units', () => {
   const text = renderHtml(report())
   assert.match(text, /✗ 1 of 2 goals missed: X2\./)

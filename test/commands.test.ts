@@ -312,6 +312,26 @@ describe('ends that the hub gives', () => {
     await agent.close()
   })
 
+  test('a cancel that meets an end which is still being written comes too late: it never looks unsent', async () => {
+    const device = await hub.enroll()
+    const agent = await FakeAgent.connect(device, hub.origin)
+    const { id } = await send(device)
+    await agent.frame('command', id)
+    const { db, shards } = hub.hub.ctx
+    await db.transaction(async (tx) => {
+      await tx.query('select from commands where id = $1 for update', [id])
+      agent.send({ type: 'result', id, status: 'completed', exitCode: 0 })
+      // Before the result arrives the agent is asked to stop; then nobody is.
+      await until('the actor to have the end', async () => {
+        const answer = await shards.cancel(device.deviceId, id)
+        assert.notEqual(answer, 'unknown')
+        return answer === 'ending'
+      })
+    })
+    await ended(id, 'completed')
+    await agent.close()
+  })
+
   test('a cancel wished for while the device was away reaches the agent when it returns', async () => {
     const device = await hub.enroll()
     const first = await FakeAgent.connect(device, hub.origin)

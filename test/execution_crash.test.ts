@@ -98,6 +98,8 @@ test('a thread that dies in the middle of a fan-out: nobody twice, nobody forgot
     40_000,
   )
   assert.deepEqual([done.counts.total, done.counts.started], [total, total])
+  const { values } = await hub.hub.ctx.metrics.jobsRestarts.get()
+  assert.equal(values[0]?.value, 1)
   assert.deepEqual(await commandsOf(id), { commands: total, devices: total })
   for (const agent of agents) {
     assert.deepEqual([...agent.runs.values()], [1])

@@ -447,9 +447,9 @@ function next(device: Device): Effect[] {
 
 function cancel(device: Device, id: string, ask: number): Effect[] {
   const command = find(device, id)
-  if (command === undefined || command.stage === 'ending') {
-    return [{ type: 'answer', ask, value: 'unknown' }]
-  }
+  if (command === undefined) return [{ type: 'answer', ask, value: 'unknown' }]
+  // The row may still say that it waits, for as long as PostgreSQL takes no writes.
+  if (command.stage === 'ending') return [{ type: 'answer', ask, value: 'ending' }]
   command.cancelRequested = true
   if (command.stage === 'pending') {
     return [

@@ -1,6 +1,6 @@
 // Which hubs are alive, and what a dead one left behind. A node holds a lease row that it renews; devices
 // still online on a node without a lease are not online.
-import type { Queryable, Row } from '../src/db.ts'
+import { plainArray, type Queryable, type Row } from '../src/db.ts'
 import { newEventId } from '../src/events.ts'
 import { limits } from '../src/limits.ts'
 import type { About, Peer } from '../src/peers.ts'
@@ -168,17 +168,36 @@ export async function forgetNodes(db: Queryable, ids: readonly string[]): Promis
   await db.query('delete from nodes where id = any($1::uuid[]) and lease_until <= now()', [ids])
 }
 
+export interface ClaimedDevice {
+  id: string
+  epoch: string
+}
+
+/** The devices that are online on a node, by its claims. */
+export function devicesOf(db: Queryable, nodeId: string): Promise<ClaimedDevice[]> {
+  return db.query<Row & ClaimedDevice>(
+    `select device_id as id, epoch::text as epoch from device_presence
+     where node_id = $1 and status = 'online'`,
+    [nodeId],
+  )
+}
+
+/** Turns devices offline whose claim of this epoch has no socket, and puts back what was sent to them. */
+export async function endLost(db: Queryable, lost: readonly ClaimedDevice[]): Promise<void> {
+  await db.query(lostSql, [
+    plainArray(lost.map(({ id }) => id)),
+    plainArray(lost.map(({ epoch }) => epoch)),
+    limits.openCommandDaysMax,
+  ])
+}
+
 /**
- * $1 device id to start after, $2 rows, $3 oldest open command in days. The epoch is checked again under
- * the lock: a device that came back meanwhile, perhaps on a node that this snapshot does not know, stays.
+ * Ends claims, `lost`, of which nobody has a socket. $3 oldest open command in days. The epoch is checked again
+ * under the lock: a device that came back meanwhile, perhaps on a node that this snapshot does not know, stays.
  */
-export const orphansSql = `
+const endClaimsSql = (lost: string) => `
 with lost as materialized (
-  select p.device_id, p.epoch from device_presence p
-  where p.device_id > $1 and p.status = 'online'
-    and not exists (select from nodes n where n.id = p.node_id and n.lease_until > now())
-  order by p.device_id
-  limit $2
+  ${lost}
 ), p as materialized (
   select p.device_id from lost l join device_presence p on p.device_id = l.device_id
   where p.epoch = l.epoch and p.status = 'online'
@@ -203,3 +222,15 @@ with lost as materialized (
 select l.device_id as id, g.device_id is not null as gone
 from lost l left join gone g on g.device_id = l.device_id
 order by l.device_id`
+
+/** $1 device id to start after, $2 rows, $3 as above */
+export const orphansSql = endClaimsSql(`select p.device_id, p.epoch from device_presence p
+  where p.device_id > $1 and p.status = 'online'
+    and not exists (select from nodes n where n.id = p.node_id and n.lease_until > now())
+  order by p.device_id
+  limit $2`)
+
+/** $1 device ids, $2 their epochs, $3 as above */
+const lostSql = endClaimsSql(
+  'select * from unnest($1::uuid[], $2::bigint[]) as i(device_id, epoch)',
+)

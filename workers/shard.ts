@@ -3,6 +3,7 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { DataKeys } from '../src/data_keys.ts'
 import { openDatabase } from '../src/db.ts'
+import { partOf } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
@@ -31,6 +32,7 @@ import {
 } from './device.ts'
 import { FlipFlops, twinAlert } from './flip_flops.ts'
 import { jsonOf, readFrame } from './frames.ts'
+import { devicesOf, endLost } from './nodes.ts'
 import { Observations } from './observations.ts'
 import { Organizations } from './organizations.ts'
 import { ScriptFrames } from './script_frames.ts'
@@ -183,6 +185,9 @@ function onMessage(message: ShardMessage): void {
   switch (message.type) {
     case 'connect':
       return connect(message)
+    case 'replayed':
+      void endSocketless()
+      return
     case 'closed':
       return onClosed(message.conn)
     case 'sent':
@@ -283,6 +288,20 @@ async function onOrganizations(orgIds: string[]): Promise<void> {
     // Asked again until PostgreSQL answers: a suspension must not be missed.
     log.warn({ err: error }, 'organizations could not be read')
     setTimeout(() => void onOrganizations(orgIds), limits.storeRetryMs)
+  }
+}
+
+/** Devices that the shard before this one left online: their sockets went with it, or shortly before. */
+async function endSocketless(): Promise<void> {
+  try {
+    const claimed = await devicesOf(db, data.nodeId)
+    const lost = claimed.filter(({ id }) => partOf(id, data.count) === data.index && !byId.has(id))
+    for (let at = 0; at < lost.length; at += limits.sweepBatchMax) {
+      await endLost(db, lost.slice(at, at + limits.sweepBatchMax))
+    }
+  } catch (error) {
+    log.warn({ err: error }, 'devices without a socket could not be looked for; tried again')
+    if (!stopping) setTimeout(() => void endSocketless(), limits.storeRetryMs)
   }
 }
 

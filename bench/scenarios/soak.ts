@@ -1,11 +1,14 @@
 // A long run: commands at a fixed rate on a standing fleet while other devices enroll, work and are decommissioned
-// all the time. Nothing may be lost, doubled or stuck, and the hub may not grow once it is warm.
+// all the time. Nothing may be lost, doubled or stuck, and the hub may not grow once it is warm. With --faults it is
+// hit all the while: `soak_run.ts`.
 import { commandRequests, isCompleted, storedCommands } from '../commands.ts'
 import { total } from '../fleet_counts.ts'
 import { standingFleet } from '../fleet_phases.ts'
 import { openLoop } from '../http_load.ts'
 import { growthPercent, plotRss, watchRss } from '../rss_watch.ts'
 import type { RowSpec } from '../rows.ts'
+import { faultRows } from '../soak_rows.ts'
+import { enterFaults } from '../soak_run.ts'
 import type { Scenario } from '../suite.ts'
 import { Visitors } from '../visitors.ts'
 
@@ -13,9 +16,10 @@ const commandsPerSecond = 100
 const visitsPerSecond = 5
 const connections = 64
 const waitSeconds = 30
+const secondsDefault = 180
 
 const none = { goal: { valueMost: 0 } }
-const rows: RowSpec[] = [
+const steadyRows: RowSpec[] = [
   {
     id: 'K1',
     name: 'growth of the hub after warm-up',
@@ -44,11 +48,14 @@ export const soak: Scenario = {
   about: 'commands, enrolls and decommissions for as long as --seconds says, every end counted',
   rivals: [],
   agents: 2000,
-  seconds: 180,
+  seconds: secondsDefault,
   warmUpSeconds: 0,
   rate: { of: 'commands', most: 1 },
-  rows,
+  rows: ({ faults, seconds }) =>
+    faults === undefined ? steadyRows : faultRows(seconds ?? secondsDefault),
   async enter(side, lab, agents) {
+    const { faults } = lab.options
+    if (faults !== undefined) return enterFaults(lab, agents, faults)
     const target = await lab.start(side)
     const { devices, fleet } = await standingFleet(lab, target, agents)
     return async (seconds) => {

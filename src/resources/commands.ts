@@ -342,7 +342,7 @@ async function cancelCommand(ctx: Context, call: Call<{ id: string }, undefined,
     nodes.length > 0 ? await answerOf(ctx, call, id) : await ctx.shards.cancel(deviceId, id)
   // No actor holds it: the device is off, so PostgreSQL alone decides.
   if (answer === 'unknown' && (await cancelPending(ctx, id))) ctx.handoffs.ended([id])
-  if (answer === 'cancelled') {
+  if (answer === 'cancelled' || answer === 'ending') {
     await ctx.commands.ended(id, limits.cancelSecondsMax, call.onAbort)
   }
   return { status: 200, json: await findCommand(ctx.commandDb, actor, id) }
@@ -359,9 +359,9 @@ async function answerOf(ctx: Context, call: Call<{ id: string }, undefined, unkn
   const ended = ctx.commands.ended(id, seconds, onAbort).then(() => 'ended' as const)
   const answer = await Promise.race([ended, ctx.handoffs.cancelAnswer(id, seconds, onAbort)])
   // Its end may be here already: that is what is waited for, not another one.
-  if (answer === 'cancelled') await ended
+  if (answer === 'cancelled' || answer === 'ending') await ended
   for (const stop of stops) stop()
-  return answer === 'cancelled' ? 'ended' : answer
+  return answer === 'cancelled' || answer === 'ending' ? 'ended' : answer
 }
 
 /** Records the wish, so that it outlives a socket or a hub. Throws NOT_FOUND, CONFLICT. */
