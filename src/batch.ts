@@ -1,5 +1,5 @@
-// Group commit: what arrives while a write is under way is the next batch. Used wherever many callers share one
-// statement. Knows nothing of what it writes.
+// Group commit without a timer: what arrives while a write is under way is the next batch. Used wherever
+// many callers share one statement. Knows nothing of what it writes.
 
 export interface BatcherOptions<T> {
   /** Items of one write. */
@@ -13,12 +13,6 @@ export interface BatcherOptions<T> {
   bytesOf?: (item: T) => number
   /** Shortest time between the starts of two writes, in milliseconds. */
   gapMs?: number
-  /**
-   * Callers who were answered together tend to ask again together: after a write of `fromRows` or more the next one
-   * waits until as many as then were there wait again, in milliseconds at most. Otherwise they fall into two halves
-   * that take turns, and each pays for a statement of its own.
-   */
-  gather?: { fromRows: number; ms: number }
   /** Writes a batch and answers everyone in it; must not reject. */
   write: (items: T[]) => Promise<void>
   /** Told the size of every batch. */
@@ -29,8 +23,6 @@ export class Batcher<T> {
   private waiting: T[] = []
   private underWay = 0
   private startedAt = -Infinity
-  /** Until then, or until so many wait, the next write gathers. */
-  private gathersTo = { rows: 0, atMs: -Infinity }
   private timer: NodeJS.Timeout | undefined
   private idle: (() => void)[] = []
   private readonly options: BatcherOptions<T>
@@ -58,9 +50,9 @@ export class Batcher<T> {
   }
 
   private pump(): void {
-    const { inFlight } = this.options
+    const { inFlight, gapMs = 0 } = this.options
     while (this.underWay < inFlight && this.waiting.length > 0) {
-      const wait = this.pause()
+      const wait = gapMs === 0 ? 0 : this.startedAt + gapMs - performance.now()
       if (wait > 0) {
         this.timer ??= setTimeout(() => {
           this.timer = undefined
@@ -72,14 +64,6 @@ export class Batcher<T> {
     }
   }
 
-  /** Milliseconds until the next write may start. */
-  private pause(): number {
-    const { gapMs = 0, gather } = this.options
-    if (gapMs > 0) return this.startedAt + gapMs - performance.now()
-    if (gather === undefined || this.waiting.length >= this.gathersTo.rows) return 0
-    return this.gathersTo.atMs - performance.now()
-  }
-
   private async write(items: T[]): Promise<void> {
     this.underWay++
     this.startedAt = performance.now()
@@ -88,24 +72,11 @@ export class Batcher<T> {
       await this.options.write(items)
     } finally {
       this.underWay--
-      this.gatherAfter(items.length)
       this.pump()
       if (this.waiting.length === 0 && this.underWay === 0) {
         for (const resolve of this.idle.splice(0)) resolve()
       }
     }
-  }
-
-  private gatherAfter(rows: number): void {
-    const { gather, rowsMax } = this.options
-    if (gather === undefined) return
-    this.gathersTo =
-      rows < gather.fromRows
-        ? { rows: 0, atMs: -Infinity }
-        : {
-            rows: Math.min(rows + this.waiting.length, rowsMax),
-            atMs: performance.now() + gather.ms,
-          }
   }
 
   private take(): T[] {

@@ -87,7 +87,6 @@ export class Commands {
       bytesOf: ({ command }) => command.payload.length,
       queueMax: limits.commandQueueMax,
       inFlight: limits.commandBatchesInFlight,
-      gather: { fromRows: limits.commandGatherRows, ms: limits.commandGatherMs },
       write: (items) => this.commit(items),
     })
     options.shards.onEnded((ids, rows) => {

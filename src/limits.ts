@@ -230,13 +230,6 @@ export const limits = {
   commandBatchBytesMax: 4 * 1024 * 1024,
   /** Insert statements in flight: one, so that what arrives during a commit is one larger batch. */
   commandBatchesInFlight: 1,
-  /**
-   * After an insert of so many, the next one waits for those who were just answered. One command alone, or a few,
-   * wait for nobody.
-   */
-  commandGatherRows: 8,
-  /** Less than a commit on a cloud volume, more than a client in the same network needs to ask again. */
-  commandGatherMs: 1,
   /** Commands waiting for their insert; past it 503 OVERLOADED. */
   commandQueueMax: 10_000,
   idempotencyHours: 24,

@@ -1,4 +1,5 @@
 // Every metric of the hub, named and explained once. Labels are route templates and closed sets, never ids.
+import { readdir, stat } from 'node:fs/promises'
 import {
   collectDefaultMetrics,
   Counter,
@@ -21,6 +22,7 @@ export type Metrics = ReturnType<typeof createMetrics>
 export function createMetrics(version: string) {
   const registry = new Registry()
   collectDefaultMetrics({ register: registry })
+  countOpenFiles(registry)
   const samplers: (() => void)[] = []
   const registers = [registry]
   const counter = <L extends string>(options: Omit<CounterConfiguration<L>, 'registers'>) =>
@@ -182,4 +184,32 @@ export function createMetrics(version: string) {
       labelNames: ['sweep'],
     }),
   }
+}
+
+/**
+ * In place of prom-client's own, which reads the names of all descriptors: with 10,000 agents that stands the front
+ * still for some 50 ms at every scrape. Linux 6.2 and newer tell the number; before, a thread of the pool counts.
+ */
+function countOpenFiles(registry: Registry): void {
+  const name = 'process_open_fds'
+  // Only Linux has it.
+  if (registry.getSingleMetric(name) === undefined) return
+  registry.removeSingleMetric(name)
+  registry.registerMetric(
+    new Gauge({
+      name,
+      help: 'Number of open file descriptors.',
+      registers: [],
+      async collect() {
+        this.set(await openFiles())
+      },
+    }),
+  )
+}
+
+async function openFiles(): Promise<number> {
+  const folder = '/proc/self/fd'
+  const { size } = await stat(folder)
+  // One of the names is that of reading them.
+  return size > 0 ? size : (await readdir(folder)).length - 1
 }
