@@ -14,17 +14,23 @@ const rowOf = { connect: 'G1', rest: 'G2', command: 'G4', page: 'G5' } as const
 const wireBytes = { connect: 7000, rest: 9, command: 3200, page: 40_000 } as const
 
 export const measuredCosts: Costs = {
-  connect: { hubUs: 52, frontUs: 30, postgresUs: 45, walBytes: 700, wireBytes: wireBytes.connect },
-  rest: { hubUs: 3.3, frontUs: 2, postgresUs: 1.2, walBytes: 12, wireBytes: wireBytes.rest },
+  connect: {
+    hubUs: 199,
+    frontUs: 136,
+    postgresUs: 141,
+    walBytes: 1749,
+    wireBytes: wireBytes.connect,
+  },
+  rest: { hubUs: 5.4, frontUs: 2.7, postgresUs: 1.5, walBytes: 2.2, wireBytes: wireBytes.rest },
   command: {
-    hubUs: 114,
-    frontUs: 80,
-    postgresUs: 143,
-    walBytes: 3000,
+    hubUs: 289,
+    frontUs: 170,
+    postgresUs: 363,
+    walBytes: 4375,
     wireBytes: wireBytes.command,
   },
-  page: { hubUs: 120, frontUs: 110, postgresUs: 280, walBytes: 0, wireBytes: wireBytes.page },
-  hubMegabytes: 200,
+  page: { hubUs: 722, frontUs: 528, postgresUs: 1337, walBytes: 96, wireBytes: wireBytes.page },
+  hubMegabytes: 165,
   agentKilobytes: 1.7,
   commandDiskBytes: 2000,
 }

@@ -76,10 +76,18 @@ describe('the previous version', () => {
 test('its tests are those of routes and of statements', () => {
   const files = testsOfRoutes(root)
   assert.ok(files.length > 25, files.join(' '))
-  for (const name of ['devices', 'sites', 'commands', 'scripts', 'alerts', 'users', 'webhooks']) {
+  for (const name of [
+    'devices',
+    'sites',
+    'commands',
+    'scripts',
+    'alerts',
+    'users',
+    'event_webhooks',
+  ]) {
     assert.ok(files.includes(join('test', `${name}.test.ts`)), name)
   }
-  for (const name of ['browser', 'migrate', 'upgrade_binaries', 'list_plans']) {
+  for (const name of ['browser', 'migrate', 'agent_upgrade_binaries', 'list_plans']) {
     assert.ok(!files.includes(join('test', `${name}.test.ts`)), name)
   }
 })

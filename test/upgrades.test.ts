@@ -1,5 +1,5 @@
 // Upgrades as the hub shows and judges them: agents of bare sockets say what they like, the hub believes what
-// their heartbeats prove. Real binaries are upgraded in upgrade_binaries.test.ts.
+// their heartbeats prove. Real binaries are upgraded in agent_upgrade_binaries.test.ts.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { raiseFailures } from '../workers/failures.ts'

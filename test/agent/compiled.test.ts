@@ -29,7 +29,7 @@ test('the agent in one file does what the agent of a checkout does', async (t) =
 function runTests(paths: string[], agent: string): Promise<{ code: unknown; stdout: string }> {
   // The variable by which node --test knows that it is inside of itself would make it do nothing.
   const { NODE_TEST_CONTEXT: _inside, ...env } = process.env
-  const args = ['--test', '--test-reporter=tap', '--test-concurrency=2', ...paths]
+  const args = ['--test', '--test-reporter=tap', '--test-concurrency=1', ...paths]
   return new Promise((resolve) => {
     const options = { env: { ...env, MUSTER_TEST_AGENT: agent }, maxBuffer: 64 * 1024 * 1024 }
     execFile(process.execPath, args, options, (error, stdout) => {

@@ -38,6 +38,8 @@ export function makeFolder() {
 /** Runs the command line to its end. */
 export async function runCli(args: string[], input = ''): Promise<Finished> {
   const child = spawn(program, [...programArgs, ...args], { stdio: 'pipe' })
+  // Who ends without reading it breaks the pipe.
+  child.stdin.on('error', () => {})
   child.stdin.end(input)
   const output = collect(child)
   const code = await exitOf(child)
