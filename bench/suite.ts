@@ -40,6 +40,8 @@ export interface Scenario {
   ownHub?: string
   /** What `--rate` sets, per second, and how many rates it takes; absent: it takes none. */
   rate?: { of: string; most: number }
+  /** One round whatever `--rounds` says: it leaves behind what a second one would measure. */
+  once?: true
   /** Brings a side to where it can be measured again and again. */
   enter(side: Side, lab: Lab, agents: number): Promise<Measure>
 }
@@ -101,9 +103,10 @@ export async function runScenario(
     }
     findings.clear()
     const samples: Samples = {}
-    for (let round = 1; round <= options.rounds; round++) {
+    const rounds = scenario.once ? 1 : options.rounds
+    for (let round = 1; round <= rounds; round++) {
       for (const { side, measure } of entered) {
-        progress.step(`${scenario.name}: round ${round} of ${options.rounds}, ${side}`)
+        progress.step(`${scenario.name}: round ${round} of ${rounds}, ${side}`)
         const sample = await measure(seconds)
         const taken = (samples[side] ??= [])
         taken.push(sample)
