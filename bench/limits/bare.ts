@@ -2,6 +2,7 @@
 // checked, no frame parsed, nothing kept; no hub on this library can be cheaper than this. With ECHO=1 it sends
 // every frame back.
 import { uWS } from '../../src/uws.ts'
+import { serve } from './serve.ts'
 
 let frames = 0
 /** What an answer to each frame would cost. */
@@ -30,19 +31,10 @@ const app = uWS
           frames++
         },
   })
-  .get('/health/ready', (res) => {
-    res.end('{"status":"ok"}')
-  })
   // Under the hub's name, so that the bench reads every program alike.
   .get('/metrics', (res) => {
     res.end(`muster_heartbeats_total ${frames}\n`)
   })
-  .listen(process.env['HOST'] ?? '127.0.0.1', Number(process.env['PORT']), (socket) => {
-    if (!socket) throw new Error('the port is taken')
-  })
 
 process.on('SIGUSR2', () => globalThis.gc?.())
-process.once('SIGTERM', () => {
-  app.close()
-  process.exit(0)
-})
+serve(app)

@@ -8,6 +8,7 @@ import { newId } from '../../src/ids.ts'
 import { agentSubprotocol, type AgentFrame } from '../../src/protocol.ts'
 import { uWS } from '../../src/uws.ts'
 import { storeCommands, storeEnds, type EndedCommand, type NewCommand } from './command_rows.ts'
+import { serve } from './serve.ts'
 
 interface Agent {
   id: string
@@ -76,17 +77,8 @@ const app = uWS
       }).catch(fail)
     })
   })
-  .get('/health/ready', (res) => {
-    res.end('{"status":"ok"}')
-  })
-  .listen(process.env['HOST'] ?? '127.0.0.1', Number(process.env['PORT']), (socket) => {
-    if (!socket) throw new Error('the port is taken')
-  })
 
-process.once('SIGTERM', () => {
-  app.close()
-  process.exit(0)
-})
+serve(app)
 
 async function accept(
   deviceId: string,

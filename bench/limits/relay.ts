@@ -2,6 +2,7 @@
 // no frame read, nothing counted or recorded; no relay on this library can be quicker than this.
 import type { WebSocket } from 'uWebSockets.js'
 import { uWS } from '../../src/uws.ts'
+import { serve } from './serve.ts'
 
 type End = 'agent' | 'operator'
 const open: Partial<Record<End, WebSocket<{ end: End }>>> = {}
@@ -34,15 +35,4 @@ for (const [end, other, path] of [
     },
   })
 }
-app
-  .get('/health/ready', (res) => {
-    res.end('{"status":"ok"}')
-  })
-  .listen(process.env['HOST'] ?? '127.0.0.1', Number(process.env['PORT']), (socket) => {
-    if (!socket) throw new Error('the port is taken')
-  })
-
-process.once('SIGTERM', () => {
-  app.close()
-  process.exit(0)
-})
+serve(app)
