@@ -41,13 +41,17 @@ async function* exported(
   try {
     const snapshot = await recordExport(ctx.auditDb, call, format, filters)
     let head = formats[format].head
+    let rowsMax: number = limits.exportBatchMax
     for (let after = idFloor(0); ;) {
-      const batch = await exportBatch(ctx.auditDb, call.actor, filters, format, snapshot, after)
+      const from = { snapshot, after, rowsMax }
+      const batch = await exportBatch(ctx.auditDb, call.actor, filters, format, from)
       // The head goes with the first rows, so that a failure to read these is still a refusal.
       if (head !== '' || batch.text !== null) yield head + (batch.text ?? '')
       if (!batch.more) return
       head = ''
       after = batch.last
+      // Rows as long as these fill the next chunk, and not many more are read in vain.
+      rowsMax = Math.min(limits.exportBatchMax, batch.rows + Math.ceil(batch.rows / 8))
     }
   } finally {
     release()
@@ -113,10 +117,18 @@ async function recordExport(
   })
 }
 
+/** Where a batch begins, and the rows it may read. */
+interface From {
+  snapshot: string
+  after: string
+  rowsMax: number
+}
+
 interface ExportBatch extends Record<string, unknown> {
   /** Null when nothing was left. */
   text: string | null
   last: string
+  rows: number
   more: boolean
 }
 
@@ -129,13 +141,12 @@ async function exportBatch(
   scope: Scope,
   filters: AuditFilters,
   format: Format,
-  snapshot: string,
-  after: string,
+  { snapshot, after, rowsMax }: From,
 ): Promise<ExportBatch> {
   const where = auditConditions(scope, filters)
     .and('a.id > ?', after)
     .and('pg_visible_in_snapshot(a.xid, ?::pg_snapshot)', snapshot)
-  const limit = where.value(limits.exportBatchMax)
+  const limit = where.value(rowsMax)
   const bytesMax = where.value(limits.streamChunkBytesMax)
   const [batch] = await db.query<ExportBatch>(
     `with b as materialized (
@@ -143,9 +154,9 @@ async function exportBatch(
     ), lines as (
       select id, line, coalesce(sum(octet_length(line)) over (
         order by id rows between unbounded preceding and 1 preceding), 0) as bytes_before
-      from (select b.id, ${formats[format].line} as line from b) l
+      from (select b.id, ${formats[format].line} as line from b offset 0) l
     ), kept as (select * from lines where bytes_before < ${bytesMax})
-    select string_agg(line, '' order by id) as text, (array_agg(id order by id desc))[1] as last,
+    select string_agg(line, '' order by id) as text, (array_agg(id order by id desc))[1] as last, count(*)::int as rows,
       (select count(*) from b) = ${limit} or count(*) < (select count(*) from b) as more
     from kept`,
     where.values,
