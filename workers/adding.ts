@@ -11,13 +11,14 @@ export function queueFullSql(lowestId: string, highestId: string, most: string):
       ) >= ${most}`
 }
 
-/** A device's other hub, as the statements that add commands tell it. */
+/** Where a device is, as the statements that add commands tell it: on this hub, on another one, or on none. */
 export interface Placed {
+  here: boolean
   elsewhere: string | null
 }
 
 /** The hubs to wake after the commit. */
-export function nodesOf(rows: readonly Placed[]): string[] {
+export function nodesOf(rows: readonly Pick<Placed, 'elsewhere'>[]): string[] {
   return [...new Set(rows.flatMap(({ elsewhere }) => elsewhere ?? []))]
 }
 

@@ -27,7 +27,7 @@ with e as materialized (
   from e, unnest($3::uuid[], $4::uuid[], $5::uuid[], $6::uuid[])
     as i(device_id, id, audit_id, event_id)
 ), ${devicesSql({ ids: '$3::uuid[]', node: '$13::uuid', more: ['os'] })}, t as (
-  select i.*, d.org_id as device_org, d.site_id, d.elsewhere, v.language,
+  select i.*, d.org_id as device_org, d.site_id, d.here, d.elsewhere, v.language,
     case when d.id is null then 'gone'
       when d.gone then 'decommissioned'
       when d.os <> all(v.os) then 'os'
@@ -51,7 +51,7 @@ with e as materialized (
     skipped_gone = x.skipped_gone + ${skipped('gone')}
   from e where x.id = e.id
 )
-select device_id as "deviceId", id, skip, elsewhere,
+select device_id as "deviceId", id, skip, here, elsewhere,
   ${payload}::text as payload,
   timeout_seconds as "timeoutSeconds",
   floor(extract(epoch from expires_at) * 1000)::float8 as "expiresMs", $1::uuid as "executionId"

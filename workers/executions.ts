@@ -137,7 +137,8 @@ async function acceptBatch(
   ])
   if (rows.length === 0) return undefined
   const taken = rows.filter(({ skip }) => skip === null)
-  const here = taken.filter(({ elsewhere }) => elsewhere === null)
+  // Whoever claims a device that nobody holds reads its queue then.
+  const here = taken.filter((row) => row.here)
   return {
     commands: here.map((row) => deviceCommand(row, createdMs)),
     nodes: nodesOf(taken),

@@ -24,7 +24,7 @@ with r as materialized (
   node: '$11::uuid',
   more: ['os', 'arch', 'agent_version'],
 })}, t as (
-  select i.*, d.org_id as device_org, d.site_id, d.elsewhere,
+  select i.*, d.org_id as device_org, d.site_id, d.here, d.elsewhere,
     case when d.id is null or d.gone then 'decommissioned'
       when d.agent_version = i.version then 'already_installed'
       when d.os || '/' || d.arch <> all(i.platforms) then 'no_binary'
@@ -56,7 +56,7 @@ with r as materialized (
 ), moved as (
   update rollouts set batch_floor = least(batch_floor, $10::uuid) where id = $1
 )
-select t.device_id as "deviceId", t.id, t.elsewhere, jsonb_build_object('version', version)::text as payload,
+select t.device_id as "deviceId", t.id, t.here, t.elsewhere, jsonb_build_object('version', version)::text as payload,
   t.timeout_seconds as "timeoutSeconds", $6::float8 as "createdMs",
   floor(extract(epoch from t.expires_at) * 1000)::float8 as "expiresMs"
 from t where t.skip is null order by t.device_id`
@@ -69,7 +69,7 @@ from events e
 where e.type in ('command.completed', 'command.failed', 'command.timeout', 'command.expired',
     'command.cancelled')
   and e.data->>'action' = 'upgrade_agent' and (e.xid, e.id) > ($1::xid8, $2::uuid)
-  and e.xid < pg_snapshot_xmin(pg_current_snapshot())
+  and e.xid < pg_snapshot_xmin(hub_snapshot())
 order by e.xid, e.id
 limit $3`
 

@@ -218,7 +218,7 @@ async function addBatch(
     nodeId,
   ])
   const told = ids[0] === undefined ? {} : { batchFloor: ids[0] }
-  const commands = rows.filter(({ elsewhere }) => elsewhere === null).map(deviceCommand)
+  const commands = rows.filter(({ here }) => here).map(deviceCommand)
   return { ...nothing, commands, nodes: nodesOf(rows), more: true, ...told }
 }
 
@@ -326,9 +326,8 @@ export function noteUpgradeEnds(db: Database): Promise<number> {
   })
 }
 
-/** A database that was restored may have begun its transactions anew: never wait for numbers to come. */
 const cursorSql = `
-select least(xid, pg_snapshot_xmax(pg_current_snapshot()))::text as xid, id
+select xid::text as xid, id
 from alert_cursors where name = 'upgrade_ends'`
 
 /** Sends a job for each roll-out that is due; one whose job died is due again. Returns how many. */
