@@ -3,15 +3,15 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
+import { step } from '../workers/device.ts'
 import {
   openDevice,
-  step,
   type Device,
   type DeviceMessage,
   type Effect,
   type End,
   type OpenCommand,
-} from '../workers/device.ts'
+} from '../workers/device_state.ts'
 import type { AgentFrame, ResultStatus } from '../src/protocol.ts'
 
 const rules = {

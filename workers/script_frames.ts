@@ -6,7 +6,7 @@ import { Batcher } from '../src/batch.ts'
 import type { DataKeys } from '../src/data_keys.ts'
 import { plainArray, type Database } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
-import type { OpenCommand } from './device.ts'
+import type { OpenCommand } from './device_state.ts'
 import { persist } from './persist.ts'
 
 export interface ScriptFramesOptions<D> {

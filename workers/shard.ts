@@ -19,9 +19,9 @@ import {
 } from '../src/protocol.ts'
 import { reportedAlert } from './alert_writes.ts'
 import type { CommandOutcome } from './command_writes.ts'
+import { step } from './device.ts'
 import {
   openDevice,
-  step,
   type Device,
   type DeviceMessage,
   type Effect,
@@ -29,7 +29,7 @@ import {
   type OpenCommand,
   type Rules,
   type WorldStage,
-} from './device.ts'
+} from './device_state.ts'
 import { FlipFlops, twinAlert } from './flip_flops.ts'
 import { jsonOf, readFrame } from './frames.ts'
 import { devicesOf, endLost } from './nodes.ts'

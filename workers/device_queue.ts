@@ -1,0 +1,264 @@
+// The command queue of a device actor: one command at a time on its way, in the order of acceptance, each to one
+// end. Changes the device it is given and returns effects. Never does I/O.
+import type { CommandMessage, EndedStatus, ResultFrame, UpgradePhase } from '../src/protocol.ts'
+import {
+  seen,
+  type Device,
+  type Effect,
+  type End,
+  type OpenCommand,
+  type Rules,
+} from './device_state.ts'
+
+/** Accepted and committed; told after the commit, so the loaded queue may hold it already. */
+export function accept(
+  device: Device,
+  message: CommandMessage,
+  nowMs: number,
+  checked: boolean,
+): Effect[] {
+  if (find(device, message.id) !== undefined) return []
+  // Committed around the claim, told after it: it may have been loaded, carried out and ended since.
+  if (!checked && message.createdMs <= device.claimedMs) return [{ type: 'check', id: message.id }]
+  const command: OpenCommand = {
+    ...message,
+    stage: 'pending',
+    attempts: 0,
+    dueMs: nowMs + (message.expiresMs - message.createdMs),
+    cancelRequested: false,
+    reported: false,
+    late: null,
+  }
+  device.commands ??= []
+  // Two commits may be told out of order; ids are in the order of acceptance.
+  let at = device.commands.length
+  while (at > 0 && (device.commands[at - 1] as OpenCommand).id > command.id) at--
+  device.commands.splice(at, 0, command)
+  return next(device)
+}
+
+/**
+ * Sends what may be sent: every concurrent command, and the oldest other one when none is outstanding.
+ * The next one waits for the commit of the end before it: FIFO.
+ */
+export function next(device: Device): Effect[] {
+  if (device.commands === null || device.epoch === 0) return []
+  const effects: Effect[] = []
+  let free = true
+  for (const command of device.commands) {
+    const waits = command.stage === 'pending'
+    if (waits && command.cancelRequested) {
+      effects.push(endNow(command, 'cancelled', 'cancelled before it was sent'))
+    } else if (waits && (command.concurrent || free)) {
+      command.stage = 'sending'
+      effects.push({ type: 'send', command })
+    }
+    if (!command.concurrent) free = false
+  }
+  return effects
+}
+
+export function sent(device: Device, id: string): Effect[] {
+  const command = find(device, id)
+  if (command?.stage !== 'sending') return []
+  command.stage = 'sent'
+  command.attempts++
+  return [{ type: 'progress', command, stage: 'sent' }]
+}
+
+export function unsendable(device: Device, id: string, error: string): Effect[] {
+  const command = find(device, id)
+  return command?.stage === 'sending' ? [endNow(command, 'failed', error)] : []
+}
+
+export function delivered(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
+  const command = find(device, id)
+  if (command === undefined) return []
+  if (command.stage !== 'sending' && command.stage !== 'sent' && command.stage !== 'pending')
+    return []
+  if (command.stage === 'sending') command.attempts++
+  command.stage = 'delivered'
+  command.dueMs = runDeadline(command, nowMs, rules)
+  return [{ type: 'progress', command, stage: 'delivered' }]
+}
+
+export function started(device: Device, id: string, nowMs: number, rules: Rules): Effect[] {
+  const command = find(device, id)
+  if (command === undefined || command.stage === 'running' || command.stage === 'ending') return []
+  if (command.stage === 'sending') command.attempts++
+  command.stage = 'running'
+  command.dueMs = runDeadline(command, nowMs, rules)
+  return [{ type: 'progress', command, stage: 'running' }]
+}
+
+function runDeadline(command: OpenCommand, nowMs: number, rules: Rules): number {
+  return nowMs + command.timeoutSeconds * 1000 + rules.timeoutGraceMs
+}
+
+export function phase(device: Device, id: string, said: UpgradePhase): Effect[] {
+  const command = find(device, id)
+  if (command?.action !== 'upgrade_agent' || command.stage === 'ending') return []
+  if (command.phase === said) return []
+  command.phase = said
+  return [{ type: 'phase', id, phase: said }]
+}
+
+/** A result ends its command at any stage, even one whose `delivered` was never heard. */
+export function result(device: Device, said: ResultFrame): Effect[] {
+  const command = find(device, said.id)
+  if (command === undefined) return [{ type: 'stray', frame: said }]
+  const frame = command.action === 'upgrade_agent' ? upgradeResult(device, command, said) : said
+  if (frame === null) return []
+  // A repeat while the first is being committed: the commit acks both. But where the hub ended the
+  // command itself, this is a late result, looked at once that end is committed.
+  if (command.stage === 'ending') {
+    if (!command.reported) command.late = frame
+    return []
+  }
+  if (command.stage === 'sending') command.attempts++
+  command.stage = 'ending'
+  command.reported = true
+  // Whatever came of it, another version may run now than the one that is shown.
+  if (command.action === 'upgrade_agent') device.versionDue = true
+  const { type: _type, id: _id, status, ...rest } = frame
+  const end = {
+    exitCode: null,
+    stdout: '',
+    stderr: '',
+    truncated: false,
+    error: null,
+    durationMs: null,
+  }
+  const ended = { ...end, ...rest, status: endOf(status, rest.exitCode) }
+  const effects: Effect[] = [{ type: 'end', command, end: ended }]
+  if (device.versionDue && device.versionHeard) effects.push(seen(device))
+  return effects
+}
+
+/** The first heartbeat of a connection proves or refutes what came before it. */
+export function judgeWaiting(device: Device): Effect[] {
+  device.versionHeard = true
+  const effects: Effect[] = []
+  for (const command of device.commands ?? []) {
+    const { late, stage } = command
+    if (late === null || stage === 'ending') continue
+    command.late = null
+    effects.push(...result(device, late))
+  }
+  return effects
+}
+
+/**
+ * An upgrade is completed when the heartbeats of this connection name the version, whatever the agent says.
+ * Null: no heartbeat came yet, and the result waits for it.
+ */
+function upgradeResult(
+  device: Device,
+  command: OpenCommand,
+  frame: ResultFrame,
+): ResultFrame | null {
+  if (frame.status !== 'completed' || command.stage === 'ending') return frame
+  if (!device.versionHeard) {
+    command.late = frame
+    return null
+  }
+  const { version } = JSON.parse(command.payload) as { version: string } // checked when it was accepted
+  if (device.agentVersion === version) return frame
+  return {
+    type: 'result',
+    id: frame.id,
+    status: 'failed',
+    error: `the agent calls the upgrade to ${version} completed but reports version ${device.agentVersion}`,
+    data: { reason: 'version_not_confirmed' },
+  }
+}
+
+/** A command that ran and exited non-zero failed, whatever the agent calls it. */
+function endOf(status: ResultFrame['status'], exitCode: number | null | undefined): EndedStatus {
+  return status === 'completed' && exitCode ? 'failed' : status
+}
+
+export function cancel(device: Device, id: string, ask: number): Effect[] {
+  const command = find(device, id)
+  if (command === undefined) return [{ type: 'answer', ask, value: 'unknown' }]
+  // The row may still say that it waits, for as long as PostgreSQL takes no writes.
+  if (command.stage === 'ending') return [{ type: 'answer', ask, value: 'ending' }]
+  command.cancelRequested = true
+  if (command.stage === 'pending') {
+    return [
+      endNow(command, 'cancelled', 'cancelled before it was sent'),
+      { type: 'answer', ask, value: 'cancelled' },
+    ]
+  }
+  return [
+    { type: 'cancel', id },
+    { type: 'answer', ask, value: 'asked' },
+  ]
+}
+
+export function committed(device: Device, id: string): Effect[] {
+  const command = find(device, id)
+  remove(device, id)
+  const effects = next(device)
+  if (command?.reported) effects.unshift({ type: 'ack', id })
+  else if (command?.late) effects.unshift({ type: 'stray', frame: command.late })
+  return effects
+}
+
+/** A sweep or an operator ended it in PostgreSQL; an agent that has it should stop. */
+export function endedElsewhere(device: Device, id: string): Effect[] {
+  const command = find(device, id)
+  if (command === undefined) return []
+  const stop = command.stage !== 'pending' && command.stage !== 'ending'
+  const late = command.late
+  remove(device, id)
+  const effects = next(device)
+  if (stop) effects.unshift({ type: 'cancel', id })
+  else if (late) effects.unshift({ type: 'stray', frame: late })
+  return effects
+}
+
+/** Past its deadline: what waits expires, what the agent has timed out. The agent is told to stop. */
+export function overdue(command: OpenCommand): Effect[] {
+  const { stage, id, timeoutSeconds } = command
+  if (stage === 'pending')
+    return [endNow(command, 'expired', 'it expired before the device took it')]
+  if (stage === 'delivered' || stage === 'running') {
+    return [
+      { type: 'cancel', id },
+      endNow(command, 'timeout', `the device reported no end within ${timeoutSeconds} s`),
+    ]
+  }
+  return [
+    { type: 'cancel', id },
+    endNow(command, 'expired', 'it was sent, but the device did not confirm it before it expired'),
+  ]
+}
+
+function endNow(command: OpenCommand, status: EndedStatus, error: string): Effect {
+  command.stage = 'ending'
+  return { type: 'end', command, end: hubEnd(status, error) }
+}
+
+/** An end that the hub gives, with the sentence that explains it. */
+function hubEnd(status: EndedStatus, error: string): End {
+  return {
+    status,
+    exitCode: null,
+    stdout: '',
+    stderr: '',
+    truncated: false,
+    error,
+    durationMs: null,
+  }
+}
+
+function find(device: Device, id: string): OpenCommand | undefined {
+  return device.commands?.find((command) => command.id === id)
+}
+
+function remove(device: Device, id: string): void {
+  if (device.commands === null) return
+  device.commands = device.commands.filter((command) => command.id !== id)
+  if (device.commands.length === 0) device.commands = null
+}
