@@ -8,6 +8,7 @@ import { isConnectionFailure, openDatabase } from './db.ts'
 import { startEmbedded } from './embedded.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
+import { continueOrder } from './hub_order.ts'
 import { migrate } from './migrate.ts'
 
 export interface RunningDatabase {
@@ -28,6 +29,9 @@ export class StartError extends Error {
   }
 }
 
+const restoredElsewhere =
+  'This database comes from a PostgreSQL that had counted more transactions: events and the audit go on from there'
+
 export const migrationsDirectory = fileURLToPath(new URL('../migrations', import.meta.url))
 
 /** Connects to, or starts, PostgreSQL, and brings its schema up to this version of the hub. */
@@ -44,6 +48,9 @@ export async function startDatabase(
       hubVersion: config.version,
       directory: migrationsDirectory,
       log: say,
+      after: async (client) => {
+        if (await continueOrder(client)) say(restoredElsewhere)
+      },
     })
     if (applied.length > 0) say(`Migrated: ${applied.join(', ')}`)
     return database

@@ -39,6 +39,8 @@ export interface MigrateOptions {
   /** The folder with `NNNN_name.sql` files. */
   directory: string
   log?: (message: string) => void
+  /** Once the schema is there, still under the lock. */
+  after?: (client: pg.Client) => Promise<void>
 }
 
 /** One file: its name without `.sql`, its text, and what is compared with the database. */
@@ -72,7 +74,9 @@ export async function migrate(options: MigrateOptions): Promise<{ applied: strin
     const applied = await readApplied(client)
     check(migrations, applied, options.hubVersion)
     const isComplete = migrations.every(({ name }, index) => applied[index]?.name === name)
-    return { applied: isComplete ? [] : await apply(client, options, migrations) }
+    const done = isComplete ? [] : await apply(client, options, migrations)
+    await options.after?.(client)
+    return { applied: done }
   })
 }
 

@@ -70,7 +70,7 @@ export function shows(scope: Scope, filter: EventFilter, event: OutboxEvent): bo
  */
 export async function currentPosition(db: Queryable): Promise<Position> {
   const [row] = await db.query<{ xid: string }>(
-    'select pg_snapshot_xmin(pg_current_snapshot())::text as xid',
+    'select pg_snapshot_xmin(hub_snapshot())::text as xid',
   )
   return { xid: String(BigInt(row?.xid ?? '1') - 1n), id: newId() }
 }
@@ -121,7 +121,7 @@ export async function readOutbox(
 ): Promise<OutboxBatch> {
   const inner = new Where()
   inner.and('(xid, id) > (?::xid8, ?::uuid)', after.xid, after.id)
-  inner.and('xid < pg_snapshot_xmin(pg_current_snapshot())')
+  inner.and('xid < pg_snapshot_xmin(hub_snapshot())')
   const rowsMax = inner.value(limit)
   const shown = ['true']
   if (scope.orgId !== null) shown.push(`org_id = ${inner.value(scope.orgId)}::uuid`)

@@ -11,7 +11,7 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 /** A file of src/ loads only files to the left of its own; `resources` is the whole folder. */
 const order = `
   errors ids once limits config log loop_delay metrics protocol terminal_frames terminal_streams terminal_client clean versions executable release_manifest release_files release_keys release_folder byte_range batch private_folder uws address destinations auth seal schema_errors actions
-  http_headers db handoff_sql redis bus webhook_secrets listener database_rights migrate postgres_programs postgres_process postgres_cluster postgres_lock
+  http_headers db handoff_sql redis bus webhook_secrets listener database_rights hub_order migrate postgres_programs postgres_process postgres_cluster postgres_lock
   embedded database data_keys page audit audit_chains slots releases downloads mail events outbox alerts identities event_streams sessions allowance terminal_rows terminal_recorder terminal_session terminal_table terminal_agents terminal_access terminal_ends stray_frames terminals terminal_messages terminal_link terminal_lines terminal_routes terminal_relay passwords rate_tally rate_sharing rates abuse agent_tokens shards observe peers
   queue command_row execution_ends upgrades execution_targets commands handoffs route openapi_errors openapi_operations openapi resources bootstrap http_reply http_request http_stream sse http front terminal_sockets main start
 `
@@ -35,7 +35,13 @@ const knownBy: Record<string, string[]> = {
   jose: ['src/auth.ts'],
   nodemailer: ['src/mail.ts'],
   'node-pg-migrate': ['src/migrate.ts'],
-  pg: ['src/database_rights.ts', 'src/db.ts', 'src/listener.ts', 'src/migrate.ts'],
+  pg: [
+    'src/database_rights.ts',
+    'src/db.ts',
+    'src/hub_order.ts',
+    'src/listener.ts',
+    'src/migrate.ts',
+  ],
   'pg-boss': ['workers/jobs.ts'],
 }
 

@@ -86,9 +86,8 @@ function kindOf({ action, executionId }: FailedEnd): AlertKind {
   return executionId === null ? 'command_failed' : 'script_failed'
 }
 
-/** A database that was restored may have begun its transactions anew: never wait for numbers to come. */
 const cursorSql = `
-select least(xid, pg_snapshot_xmax(pg_current_snapshot()))::text as xid, id
+select xid::text as xid, id
 from alert_cursors where name = 'failed_ends'`
 
 /** $1 and $2 after which event, $3 rows. Only what no open transaction can still precede. */
@@ -101,7 +100,7 @@ select e.xid::text as xid, e.id as "eventId", e.org_id as "orgId", d.id as "devi
 from (
   select e.* from events e
   where e.type in ('command.failed', 'command.timeout') and (e.xid, e.id) > ($1::xid8, $2::uuid)
-    and e.xid < pg_snapshot_xmin(pg_current_snapshot())
+    and e.xid < pg_snapshot_xmin(hub_snapshot())
   order by e.xid, e.id
   limit $3
 ) e

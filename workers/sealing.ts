@@ -20,12 +20,12 @@ export async function sealAudit(db: Database): Promise<number> {
     // A statement of its own after the lock, so that it sees what the holder before us sealed.
     const mark = await sealedThrough(tx)
     const [now] = await tx.query<{ behind: boolean }>(
-      'select $1::xid8 >= pg_snapshot_xmax(pg_current_snapshot()) as behind',
+      'select $1::xid8 >= pg_snapshot_xmax(hub_snapshot()) as behind',
       [mark.xid],
     )
     if (now?.behind) {
       throw new Error(
-        'PostgreSQL counts fewer transactions than were sealed: was it restored from a dump?',
+        'PostgreSQL counts fewer transactions than were sealed: was it restored under a running hub? Restart the hubs: a start goes on from what is stored',
       )
     }
     // The newest rows are those that no statistics know: taken for few, all of them would be sorted each time.
@@ -47,7 +47,7 @@ const sealSql = `
 with rows as materialized (
   select a from audit a
   where a.xid >= $1::xid8 and (a.xid, a.id) > ($1::xid8, $2::uuid)
-    and a.xid < pg_snapshot_xmin(pg_current_snapshot())
+    and a.xid < pg_snapshot_xmin(hub_snapshot())
   order by a.xid, a.id
   limit $3
 ), taken as materialized (

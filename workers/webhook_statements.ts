@@ -37,12 +37,13 @@ export function advance(db: Database): Promise<Advanced | undefined> {
 export const advanceSql = `
 with scanned as materialized (
   select * from events
-  where (xid, id) > ($1::xid8, $2::uuid) and xid < pg_snapshot_xmin(pg_current_snapshot())
+  where (xid, id) > ($1::xid8, $2::uuid) and xid < pg_snapshot_xmin(hub_snapshot())
   order by xid, id limit $3
 ), told as materialized (
   select e.*, ${envelopeSql} as body from scanned e
   where exists (select from webhooks w
-    where w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events))
+    where w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
+      and e.xid >= w.from_xid)
 ), made as (
   insert into webhook_deliveries (id, webhook_id, event_id, event_type, body)
   select new_uuid7(), webhook_id, id, type, body from (
@@ -52,6 +53,7 @@ with scanned as materialized (
     from told e
     join organizations o on o.id = e.org_id and o.status = 'active'
     join webhooks w on w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
+      and e.xid >= w.from_xid
     order by e.xid, e.id
   ) ordered
   returning 1
@@ -70,10 +72,10 @@ export async function anyoneListens(db: Queryable): Promise<boolean> {
 /** Moves the cursor past what nobody listened to; a webhook made meanwhile hears of all after it. */
 export async function skip(db: Queryable): Promise<void> {
   await db.query(
-    `update webhook_cursor set xid = pg_snapshot_xmin(pg_current_snapshot()),
+    `update webhook_cursor set xid = pg_snapshot_xmin(hub_snapshot()),
        id = '00000000-0000-0000-0000-000000000000'
      where not exists (select from webhooks where status = 'active')
-       and xid < pg_snapshot_xmin(pg_current_snapshot())`,
+       and xid < pg_snapshot_xmin(hub_snapshot())`,
   )
 }
 

@@ -106,9 +106,7 @@ async function recordExport(
   return db.transaction(async (tx) => {
     // An organization sees it when the platform takes its audit.
     if (actor.orgId === null && orgId !== null) await requireOrganization(tx, orgId)
-    const [row] = await tx.query<{ snapshot: string }>(
-      'select pg_current_snapshot()::text as snapshot',
-    )
+    const [row] = await tx.query<{ snapshot: string }>('select hub_snapshot()::text as snapshot')
     const subject = { action: 'audit.export', resourceType: 'audit', resourceId: null, orgId }
     await insertAudit(tx, [auditOf(call, { ...subject, details: { format, filters } })])
     const data = { userId: actor.userId, email: actor.email, format, filters }

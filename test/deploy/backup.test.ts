@@ -23,6 +23,11 @@ let hub: HubProcess
 describe('backup and restore', { skip: await unfit() }, () => {
   before(async () => {
     database = await createDatabase()
+    // It came from a server that was far ahead of this one: what the hub makes of that is dumped, too.
+    await onDatabase(
+      `insert into events (id, type, at, data, xid)
+       values (new_uuid7(), 'device.online', now(), '{}', '5000000000')`,
+    )
     folder = mkdtempSync(join(tmpdir(), 'muster-backup-'))
     backups = mkdtempSync(join(folder, 'backups-'))
     hub = new HubProcess(await freePort(), {
@@ -90,6 +95,8 @@ describe('backup and restore', { skip: await unfit() }, () => {
       [device.deviceId],
     )
     assert.equal((await get('/audit/verify', token)).ok, true)
+    const [row] = await onDatabase<{ ahead: boolean }>(`select hub_xid() > '5000000000' as ahead`)
+    assert.equal(row?.ahead, true)
   })
 
   test('old dumps go once a new one is there, and not before', async () => {
