@@ -15,6 +15,7 @@ import type { SocketOf, Sockets } from './shards.ts'
 
 /** What the front keeps of a socket: a few numbers and three strings, since there may be many. */
 interface Agent {
+  /** Its own for as long as the hub runs: what a shard still says to a socket that is gone must find nobody. */
   conn: number
   deviceId: string
   orgId: string
@@ -38,14 +39,13 @@ export interface Front {
 const path = '/api/v1/agents/:deviceId/ws'
 /** Serves agents' sockets on the app and becomes the shards' way to them. */
 export function serveAgents(app: TemplatedApp, ctx: Context): Front {
-  const sockets: (WebSocket<Agent> | undefined)[] = []
-  const free: number[] = []
+  const sockets = new Map<number, WebSocket<Agent>>()
   const tokens = new AgentTokens(ctx.connectDb, (rows) =>
     ctx.metrics.batch.observe({ statement: 'agent_tokens' }, rows),
   )
   const gate = new Gate(ctx, tokens)
   const frames = allowance(ctx.config.rates.FRAMES, ctx.config.rates.FRAMES_BURST)
-  let open = 0
+  let conns = 0
   let welcomed = 0
   let opened: WebSocket<Agent> | undefined
 
@@ -109,14 +109,11 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
         opened = undefined
         return
       }
-      sockets[conn] = undefined
-      open--
-      ctx.metrics.agents.set(open)
+      sockets.delete(conn)
+      ctx.metrics.agents.set(sockets.size)
       ctx.metrics.closes.inc({ code: String(code) })
       ctx.shards.tell(deviceId, { type: 'closed', conn })
       ctx.terminals.agentDown(deviceId, conn, code)
-      // Reused only in a later turn: frames of this turn for the old socket must find nobody.
-      setImmediate(() => free.push(conn))
     },
   })
   // The same address without an upgrade tells an agent why its upgrade was refused.
@@ -139,10 +136,9 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
 
   function register(ws: WebSocket<Agent>): void {
     const agent = ws.getUserData()
-    agent.conn = free.pop() ?? sockets.length
-    sockets[agent.conn] = ws
-    open++
-    ctx.metrics.agents.set(open)
+    agent.conn = conns++
+    sockets.set(agent.conn, ws)
+    ctx.metrics.agents.set(sockets.size)
     const { conn, deviceId, orgId, ip, tokenRotated } = agent
     const socket = { conn, deviceId, orgId, ip, tokenRotated, resumed: false }
     ctx.shards.tell(deviceId, { type: 'connect', ...socket })
@@ -166,26 +162,25 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
 
   const out: Sockets = {
     send(conn, text) {
-      const ws = sockets[conn]
+      const ws = sockets.get(conn)
       // Asked before: sending may close a socket whose reader is too slow.
       const agent = ws?.getUserData()
       if (ws?.send(text) === undefined) return
       ctx.metrics.framesOut.inc()
-      if (agent === undefined || agent.order > 0 || sockets[conn] !== ws) return
+      if (agent === undefined || agent.order > 0 || !sockets.has(conn)) return
       // The first frame is the welcome: from here on the agent uses this socket.
       agent.order = ++welcomed
       ctx.terminals.agentUp(agent.deviceId, conn)
     },
     sendCommand(conn, text) {
-      const sent = sockets[conn]?.send(text)
+      const sent = sockets.get(conn)?.send(text)
       if (sent === undefined || sent === 2) return false
       ctx.metrics.framesOut.inc()
       return true
     },
-    close: (conn, code, reason) => sockets[conn]?.end(code, reason),
+    close: (conn, code, reason) => sockets.get(conn)?.end(code, reason),
     *openOf(shard): Iterable<SocketOf> {
-      for (const ws of sockets) {
-        if (ws === undefined) continue
+      for (const ws of sockets.values()) {
         const { conn, deviceId, orgId, ip, shard: own } = ws.getUserData()
         if (own === shard) yield { conn, deviceId, orgId, ip }
       }
@@ -197,36 +192,36 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       let newest: Agent | undefined
       // A walk of all sockets, a millisecond for tens of thousands, when a terminal is opened: a map would
       // cost every agent memory for what few of them ever have.
-      for (const ws of sockets) {
-        const agent = ws?.getUserData()
-        if (agent?.deviceId === deviceId && agent.order > (newest?.order ?? 0)) newest = agent
+      for (const ws of sockets.values()) {
+        const agent = ws.getUserData()
+        if (agent.deviceId === deviceId && agent.order > (newest?.order ?? 0)) newest = agent
       }
       return newest?.conn
     },
     stageOf(deviceId, conn) {
-      const agent = sockets[conn]?.getUserData()
+      const agent = sockets.get(conn)?.getUserData()
       if (agent?.deviceId !== deviceId) return 'gone'
       return agent.order > 0 ? 'welcomed' : 'open'
     },
     send(conn, frame) {
-      if (sockets[conn]?.send(frame, true) !== undefined) ctx.metrics.framesOut.inc()
+      if (sockets.get(conn)?.send(frame, true) !== undefined) ctx.metrics.framesOut.inc()
     },
   })
   return {
-    connected: () => open,
+    connected: () => sockets.size,
     async moveAll(afterMs, spreadMs) {
-      const moved = sockets.slice()
-      for (const [index, ws] of moved.entries()) {
-        if (index % limits.fleetFramesMax === 0) await new Promise(setImmediate)
-        // Its place may be another's by now, who will be asked when its turn comes, or was refused.
-        if (ws === undefined || sockets[index] !== ws) continue
+      let asked = 0
+      for (const conn of Array.from(sockets.keys())) {
+        if (asked++ % limits.fleetFramesMax === 0) await new Promise(setImmediate)
+        const ws = sockets.get(conn)
+        if (ws === undefined) continue
         const slotMs = Math.round(afterMs + Math.random() * spreadMs)
         ws.send(JSON.stringify({ type: 'reconnect', afterMs: slotMs, reason: 'drain' }))
         ctx.metrics.framesOut.inc()
       }
     },
     closeAll() {
-      for (const ws of sockets) ws?.end(closeCodes.restart, 'the hub restarts')
+      for (const ws of sockets.values()) ws.end(closeCodes.restart, 'the hub restarts')
     },
   }
 }

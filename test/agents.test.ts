@@ -417,3 +417,51 @@ test('connects are limited per device, and the accept budget sheds with Retry-Af
   assert.ok(outcomes.filter((outcome) => outcome === 'open').length <= 4, outcomes.join())
   await strict.close()
 })
+
+test('a frame that comes late for a socket that is gone reaches no other device', async () => {
+  const [one, other] = [await hub.enroll(), await hub.enroll()]
+  const { shards } = hub.hub.ctx
+  const sockets = shards['sockets']!
+  const late: (() => boolean)[] = []
+  const answered = Promise.withResolvers<void>()
+  shards.attach({
+    ...sockets,
+    sendCommand(conn, text) {
+      late.push(
+        () => sockets.sendCommand(conn, text),
+        () => (sockets.close(conn, 4002, 'late'), true),
+      )
+      answered.resolve()
+      return false
+    },
+  })
+  try {
+    const agent = await FakeAgent.connect(one, hub.origin)
+    const { id } = (await hub.post(`/devices/${one.deviceId}/commands`, { action: 'ping' })).body
+    await answered.promise
+    await agent.close()
+    await status(one.deviceId, 'offline')
+    shards.attach(sockets)
+    // The front is free to give the number of the socket that is gone to the next one.
+    const stranger = await FakeAgent.connect(other, hub.origin)
+    const [send, close] = late
+    assert.equal(send?.(), false)
+    close?.()
+    const again = (await FakeAgent.connect(one, hub.origin)).obey()
+    await until(
+      'the command to end',
+      async () => (await hub.get(`/commands/${id}`)).body.status === 'completed',
+    )
+    stranger.heartbeat({ seq: 7 })
+    await stranger.frame('heartbeat_ack')
+    assert.deepEqual(
+      stranger.frames.filter(({ type }) => type === 'command'),
+      [],
+    )
+    assert.equal(stranger.closed, undefined)
+    await stranger.close()
+    await again.close()
+  } finally {
+    shards.attach(sockets)
+  }
+})

@@ -9,7 +9,6 @@ import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
 import {
   closeCodes,
-  isConcurrent,
   type FrontMessage,
   type HubFrame,
   type ShardData,
@@ -18,6 +17,7 @@ import {
   type ToFront,
 } from '../src/protocol.ts'
 import { reportedAlert } from './alert_writes.ts'
+import { commandFrame, endWrite, openCommand, stateWrite, type Times } from './command_forms.ts'
 import type { CommandOutcome } from './command_writes.ts'
 import { step } from './device.ts'
 import {
@@ -25,10 +25,8 @@ import {
   type Device,
   type DeviceMessage,
   type Effect,
-  type End,
   type OpenCommand,
   type Rules,
-  type WorldStage,
 } from './device_state.ts'
 import { FlipFlops, twinAlert } from './flip_flops.ts'
 import { jsonOf, readFrame } from './frames.ts'
@@ -36,7 +34,7 @@ import { devicesOf, endLost } from './nodes.ts'
 import { Observations } from './observations.ts'
 import { Organizations } from './organizations.ts'
 import { ScriptFrames } from './script_frames.ts'
-import { Store, type Claimed, type Seen, type StoredCommand } from './store.ts'
+import { Store, type Claimed, type Seen } from './store.ts'
 import { crossingWrite, highBits } from './thresholds.ts'
 
 const data = workerData as ShardData
@@ -61,8 +59,8 @@ const rules: Rules = {
 const confirmed = new Int32Array(data.confirmed)
 const loop = new LoopDelay()
 
-/** By the front's connection number, dense because the front reuses numbers. */
-const byConn: (Device | undefined)[] = []
+/** By the front's connection number. */
+const byConn = new Map<number, Device>()
 const byId = new Map<string, Device>()
 const observed = new Observations()
 const organizations = new Organizations(db)
@@ -93,7 +91,7 @@ const store = new Store(db, data.nodeId, {
   },
   onChecked: (checked) => {
     for (const { deviceId, command } of checked) {
-      tell(byId.get(deviceId), { type: 'checked', command: openCommand(command) })
+      tell(byId.get(deviceId), { type: 'checked', command: openCommand(command, times()) })
     }
     flush()
   },
@@ -117,7 +115,7 @@ const scripts = new ScriptFrames<Device>({
   db,
   keys: new DataKeys(db, wrapping),
   // Its socket may have gone, or the command ended, while the script was read.
-  isWanted: (device, command) => byConn[device.conn] === device && command.stage === 'sending',
+  isWanted: (device, command) => byConn.get(device.conn) === device && command.stage === 'sending',
   onPayload: sendCommand,
   onUnsendable: (device, { id }, error) => tell(device, { type: 'unsendable', id, error }),
   onTurn: flush,
@@ -156,10 +154,14 @@ function clock(): number {
   return nowMs - stalledMs
 }
 
+function times(): Times {
+  return { nowMs, stalledMs, timeoutGraceMs: rules.timeoutGraceMs }
+}
+
 // ---- mail ------------------------------------------------------------------------------------
 
 function onFrame(conn: number, text: string): void {
-  const device = byConn[conn]
+  const device = byConn.get(conn)
   // Closed or superseded a moment ago.
   if (device === undefined) return
   try {
@@ -191,7 +193,7 @@ function onMessage(message: ShardMessage): void {
     case 'closed':
       return onClosed(message.conn)
     case 'sent':
-      return tell(byConn[message.conn], { type: 'sent', id: message.id })
+      return tell(byConn.get(message.conn), { type: 'sent', id: message.id })
     case 'command':
       return tell(byId.get(message.deviceId), { type: 'command', command: message.command })
     case 'handed':
@@ -227,7 +229,7 @@ function onMessage(message: ShardMessage): void {
 function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
   const earlier = byId.get(socket.deviceId)
   if (earlier !== undefined && earlier.conn !== socket.conn) {
-    byConn[earlier.conn] = undefined
+    byConn.delete(earlier.conn)
     onReplaced(earlier)
     toFront({
       type: 'close',
@@ -244,7 +246,7 @@ function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
     device.agentVersion = earlier.agentVersion
   }
   byId.set(device.id, device)
-  byConn[socket.conn] = device
+  byConn.set(socket.conn, device)
   const { deviceId, orgId, conn, ip, tokenRotated } = socket
   store.claim({ deviceId, orgId, conn, ip, tokenRotated })
 }
@@ -255,9 +257,9 @@ function onReplaced(device: Device): void {
 }
 
 function onClosed(conn: number): void {
-  const device = byConn[conn]
+  const device = byConn.get(conn)
   if (device === undefined) return
-  byConn[conn] = undefined
+  byConn.delete(conn)
   run(device, { type: 'closed' })
   // A claim under way finds nobody and takes the presence back itself.
   if (byId.get(device.id) === device) byId.delete(device.id)
@@ -384,9 +386,9 @@ function apply(device: Device, effect: Effect): void {
     case 'seen':
       return store.seen(seenOf(device, effect))
     case 'progress':
-      return writeState(device, effect.command, effect.stage)
+      return writeState(device, effect)
     case 'end':
-      return writeEnd(device, effect)
+      return store.commands.push(endWrite(device, effect, nowMs))
     case 'stray':
       return onStray(device, effect)
     case 'check':
@@ -422,47 +424,12 @@ function onInventory(device: Device, { frame }: Extract<Effect, { type: 'invento
   if (json !== null) store.inventory(device.id, json)
 }
 
-function writeState(device: Device, command: OpenCommand, stage: WorldStage): void {
+function writeState(
+  device: Device,
+  { command, stage }: Extract<Effect, { type: 'progress' }>,
+): void {
   if (stage === 'delivered') observed.delivered(nowMs - command.createdMs)
-  const atMs = nowMs
-  store.commands.push({
-    id: command.id,
-    attempts: command.attempts,
-    createdMs: command.createdMs,
-    sentMs: stage === 'sent' ? atMs : null,
-    deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
-    startedMs: stage === 'running' ? atMs : null,
-    deviceId: device.id,
-    epoch: device.epoch,
-    status: stage,
-    result: null,
-    completedMs: null,
-    awaited: false,
-    loaded: command.loaded === true,
-  })
-}
-
-function writeEnd(device: Device, { command, end }: Extract<Effect, { type: 'end' }>): void {
-  store.commands.push({
-    id: command.id,
-    attempts: command.attempts,
-    createdMs: command.createdMs,
-    sentMs: null,
-    deliveredMs: null,
-    startedMs: null,
-    deviceId: device.id,
-    epoch: device.epoch,
-    status: end.status,
-    result: endJson(end),
-    completedMs: nowMs,
-    awaited: command.awaited,
-    loaded: command.loaded === true,
-  })
-}
-
-function endJson(end: End): string {
-  const { status: _status, ...result } = end
-  return jsonOf(result) ?? '{"error":"the result nests too deeply to be stored"}'
+  store.commands.push(stateWrite(device, command, stage, nowMs))
 }
 
 /** Ends a device's presence from our side; the socket's own close finds nothing left to do. */
@@ -496,18 +463,10 @@ function sendCommand(device: Device, command: OpenCommand, payload: string): voi
   if (command.cancelRequested) sendTo(device, { type: 'cancel', id })
 }
 
-function commandFrame(
-  { id, action, attempts, timeoutSeconds }: OpenCommand,
-  payload: string,
-): string {
-  const head = `{"type":"command","id":"${id}","action":"${action}","payload":${payload}`
-  return `${head},"attempt":${attempts + 1},"timeoutSeconds":${timeoutSeconds}}`
-}
-
 // ---- what the store reports ------------------------------------------------------------------
 
 function onClaimed({ claim, epoch, commands, high, terminals }: Claimed): void {
-  const device = byConn[claim.conn]
+  const device = byConn.get(claim.conn)
   if (epoch === null) {
     const mine = device?.id === claim.deviceId && device.epoch === 0
     if (mine) closeDevice(device, closeCodes.overloaded, 'the hub could not take this socket')
@@ -529,29 +488,9 @@ function onClaimed({ claim, epoch, commands, high, terminals }: Claimed): void {
     type: 'claimed',
     epoch,
     atMs: Date.now(),
-    commands: commands.map(openCommand),
+    commands: commands.map((stored) => openCommand(stored, times())),
     high: highBits(high),
   })
-}
-
-function openCommand(stored: StoredCommand): OpenCommand {
-  const { status, deliveredMs, startedMs, timeoutSeconds, expiresMs, ...rest } = stored
-  const runs = startedMs ?? deliveredMs
-  const due = runs === null ? expiresMs : runs + timeoutSeconds * 1000 + rules.timeoutGraceMs
-  return {
-    ...rest,
-    timeoutSeconds,
-    expiresMs,
-    stage: status,
-    concurrent: isConcurrent(stored.action),
-    // Whoever waits on another hub, or since before a restart, reads the row itself.
-    awaited: false,
-    loaded: true,
-    // Its result may be waiting on the device since before we came back: let it arrive first.
-    dueMs: (runs === null ? due : Math.max(due, nowMs + rules.timeoutGraceMs)) - stalledMs,
-    reported: false,
-    late: null,
-  }
 }
 
 function onCommands(outcomes: CommandOutcome[]): void {

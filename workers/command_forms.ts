@@ -1,0 +1,98 @@
+// A command in its forms: as PostgreSQL holds it, as its actor does, as a frame, and as a row to be written.
+import { isConcurrent } from '../src/protocol.ts'
+import type { CommandWrite } from './command_writes.ts'
+import type { Device, End, OpenCommand, WorldStage } from './device_state.ts'
+import { jsonOf } from './frames.ts'
+import type { StoredCommand } from './store.ts'
+
+/** Now, in ms: the front's clock, how long that stood still, and what a run may take past its time-out. */
+export interface Times {
+  nowMs: number
+  stalledMs: number
+  timeoutGraceMs: number
+}
+
+/** A stored command, as its actor holds it. */
+export function openCommand(
+  stored: StoredCommand,
+  { nowMs, stalledMs, timeoutGraceMs }: Times,
+): OpenCommand {
+  const { status, deliveredMs, startedMs, timeoutSeconds, expiresMs, ...rest } = stored
+  const runs = startedMs ?? deliveredMs
+  const due = runs === null ? expiresMs : runs + timeoutSeconds * 1000 + timeoutGraceMs
+  return {
+    ...rest,
+    timeoutSeconds,
+    expiresMs,
+    stage: status,
+    concurrent: isConcurrent(stored.action),
+    // Whoever waits on another hub, or since before a restart, reads the row itself.
+    awaited: false,
+    loaded: true,
+    // Its result may be waiting on the device since before we came back: let it arrive first.
+    dueMs: (runs === null ? due : Math.max(due, nowMs + timeoutGraceMs)) - stalledMs,
+    reported: false,
+    late: null,
+  }
+}
+
+/** A command, as its agent gets it. */
+export function commandFrame(
+  { id, action, attempts, timeoutSeconds }: OpenCommand,
+  payload: string,
+): string {
+  const head = `{"type":"command","id":"${id}","action":"${action}","payload":${payload}`
+  return `${head},"attempt":${attempts + 1},"timeoutSeconds":${timeoutSeconds}}`
+}
+
+/** A state before the end, as it is written. */
+export function stateWrite(
+  device: Device,
+  command: OpenCommand,
+  stage: WorldStage,
+  atMs: number,
+): CommandWrite {
+  return {
+    id: command.id,
+    attempts: command.attempts,
+    createdMs: command.createdMs,
+    sentMs: stage === 'sent' ? atMs : null,
+    deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
+    startedMs: stage === 'running' ? atMs : null,
+    deviceId: device.id,
+    epoch: device.epoch,
+    status: stage,
+    result: null,
+    completedMs: null,
+    awaited: false,
+    loaded: command.loaded === true,
+  }
+}
+
+/** An end, as it is written. */
+export function endWrite(
+  device: Device,
+  { command, end }: { command: OpenCommand; end: End },
+  atMs: number,
+): CommandWrite {
+  return {
+    id: command.id,
+    attempts: command.attempts,
+    createdMs: command.createdMs,
+    sentMs: null,
+    deliveredMs: null,
+    startedMs: null,
+    deviceId: device.id,
+    epoch: device.epoch,
+    status: end.status,
+    result: endJson(end),
+    completedMs: atMs,
+    awaited: command.awaited,
+    loaded: command.loaded === true,
+  }
+}
+
+function endJson(end: End): string {
+  const { status: _status, ...result } = end
+  return jsonOf(result) ?? '{"error":"the result nests too deeply to be stored"}'
+}
