@@ -183,10 +183,18 @@ export const limits = {
   /** An agent of a suspended organization asks again after this, and up to this part of it later. */
   suspendedRetrySeconds: 600,
   suspendedRetryJitter: 0.2,
-  /** Frame batches handed to a shard and not yet confirmed; past it heartbeats are dropped. */
+  /** Batches handed to a shard and not yet confirmed; what comes then waits, and makes the next ones larger. */
   shardBatchesMax: 64,
-  /** Bytes of frames handed to a shard and not yet confirmed; past it who sends is closed. */
+  /** While a shard has so many, it is looked after how far it is so often: a fraction of what a stall takes. */
+  shardLookMs: 5,
+  /** Bytes of frames that a shard has not confirmed, handed over or waiting; past it who sends is closed. */
   shardBytesMax: 64 * 1024 * 1024,
+  /** From so many on heartbeats are dropped: half an hour of 1,000 agents, or a flood. */
+  shardBusyBytes: 16 * 1024 * 1024,
+  /** What a frame takes beside its text. */
+  shardFrameBytes: 64,
+  /** A shard that has not confirmed for so long is behind, and the hub not ready; a pause for garbage is shorter. */
+  shardBehindMsMax: 2_000,
   /** Frames of one turn handed over in one message: keeps a message under about 1 ms of work. */
   shardBatchFramesMax: 1024,
   /** An agent's own alert. */

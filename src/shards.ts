@@ -62,17 +62,27 @@ const noRows: ReadonlyMap<string, string> = new Map()
 /** How far a shard is behind: `busy` drops heartbeats, `full` closes who sends anything else. */
 export type Pressure = 'none' | 'busy' | 'full'
 
+interface Batch {
+  mail: ToShard[]
+  bytes: number
+}
+
 interface Shard {
   index: number
   worker: Worker
-  /** Of this turn, handed over as one message. */
+  /** Of this turn, handed over as one message; of more turns while the shard is behind. */
   mail: ToShard[]
   mailBytes: number
+  /** Full batches before it, which wait until the shard has confirmed others. */
+  waiting: Batch[]
   scheduled: boolean
-  /** Messages handed over, and the bytes of those not confirmed yet, oldest first. */
+  /** Looks whether the shard is far enough for what waits. */
+  look: NodeJS.Timeout | undefined
+  /** Batches handed over, and those not confirmed yet, oldest first. */
   posted: number
-  unconfirmed: { number: number; bytes: number }[]
-  unconfirmedBytes: number
+  unconfirmed: { number: number; bytes: number; atMs: number }[]
+  /** Of all that is not confirmed, handed over or not. */
+  bytes: number
   confirmed: Int32Array
   /** Heartbeats were dropped since the last tick. */
   deaf: boolean
@@ -166,18 +176,16 @@ export class Shards {
   frame(shardIndex: number, conn: number, text: string): void {
     const shard = this.shard(shardIndex)
     shard.mail.push(conn, text)
-    shard.mailBytes += text.length
-    this.schedule(shard)
+    this.added(shard, text.length + limits.shardFrameBytes)
   }
 
   /** How far a shard is behind right now. */
   pressure(shardIndex: number): Pressure {
     const shard = this.shard(shardIndex)
-    if (shard.unconfirmed.length === 0) return 'none'
+    if (shard.bytes < limits.shardBusyBytes) return 'none'
     settle(shard)
-    if (shard.unconfirmedBytes + shard.mailBytes > limits.shardBytesMax) return 'full'
-    if (shard.unconfirmed.length > limits.shardBatchesMax * 2) return 'full'
-    return shard.unconfirmed.length > limits.shardBatchesMax ? 'busy' : 'none'
+    if (shard.bytes < limits.shardBusyBytes) return 'none'
+    return shard.bytes < limits.shardBytesMax ? 'busy' : 'full'
   }
 
   /** The front drops a heartbeat of this shard: no deadline may run while it does. */
@@ -189,7 +197,8 @@ export class Shards {
   healthy(): boolean {
     return this.shards.every((shard) => {
       settle(shard)
-      return shard.unconfirmed.length <= limits.shardBatchesMax
+      const [oldest] = shard.unconfirmed
+      return !oldest || performance.now() - oldest.atMs < limits.shardBehindMsMax
     })
   }
 
@@ -230,13 +239,16 @@ export class Shards {
 
   private post(shard: Shard, message: ShardMessage): void {
     shard.mail.push(message)
-    shard.mailBytes += 200
-    this.schedule(shard)
+    this.added(shard, 200)
   }
 
-  private schedule(shard: Shard): void {
-    if (shard.mail.length >= limits.shardBatchFramesMax * 2) this.flush(shard)
-    else if (!shard.scheduled) {
+  private added(shard: Shard, bytes: number): void {
+    shard.mailBytes += bytes
+    shard.bytes += bytes
+    if (shard.mail.length >= limits.shardBatchFramesMax * 2) {
+      closeBatch(shard)
+      this.flush(shard)
+    } else if (!shard.scheduled) {
       shard.scheduled = true
       // After the poll phase: one message for all that this turn brought.
       setImmediate(() => {
@@ -246,17 +258,28 @@ export class Shards {
     }
   }
 
+  /**
+   * Hands over what there is, as far as the shard is not behind; the rest goes on growing into larger batches. A hub
+   * that ends waits for no shard: what ends them comes last.
+   */
   private flush(shard: Shard): void {
-    if (shard.mail.length === 0) return
-    const { mail, mailBytes } = shard
-    shard.mail = []
-    shard.mailBytes = 0
-    shard.posted++
-    shard.unconfirmed.push({ number: shard.posted, bytes: mailBytes })
-    shard.unconfirmedBytes += mailBytes
     if (shard.unconfirmed.length > 16) settle(shard)
-    this.options.onBatch(mail.length)
-    shard.worker.postMessage({ atMs: Date.now(), mail })
+    while (this.closing || shard.unconfirmed.length < limits.shardBatchesMax) {
+      if (shard.waiting.length === 0) closeBatch(shard)
+      const batch = shard.waiting.shift()
+      if (batch === undefined) return
+      const { mail, bytes } = batch
+      shard.posted++
+      shard.unconfirmed.push({ number: shard.posted, bytes, atMs: performance.now() })
+      this.options.onBatch(mail.length)
+      shard.worker.postMessage({ atMs: Date.now(), mail })
+    }
+    // It is behind, and tells nobody when it no longer is.
+    shard.look ??= setTimeout(() => {
+      shard.look = undefined
+      settle(shard)
+      this.flush(shard)
+    }, limits.shardLookMs)
   }
 
   private start(index: number): Shard {
@@ -278,10 +301,12 @@ export class Shards {
       worker,
       mail: [],
       mailBytes: 0,
+      waiting: [],
       scheduled: false,
+      look: undefined,
       posted: 0,
       unconfirmed: [],
-      unconfirmedBytes: 0,
+      bytes: 0,
       confirmed: new Int32Array(confirmed),
       deaf: false,
       stopped: undefined,
@@ -299,6 +324,7 @@ export class Shards {
     if (this.closing || this.shards[dead.index] !== dead) return
     this.options.log.error({ shard: dead.index, code }, 'a shard thread ended; it is replaced')
     this.options.onRestart()
+    clearTimeout(dead.look)
     const shard = this.start(dead.index)
     this.shards[dead.index] = shard
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {
@@ -347,6 +373,15 @@ export class Shards {
   }
 }
 
+/** What was gathered is a batch from now on. */
+function closeBatch(shard: Shard): void {
+  const { mail, mailBytes: bytes } = shard
+  if (mail.length === 0) return
+  shard.waiting.push({ mail, bytes })
+  shard.mail = []
+  shard.mailBytes = 0
+}
+
 /** Forgets what the shard has confirmed by now. */
 function settle(shard: Shard): void {
   const done = Atomics.load(shard.confirmed, 0)
@@ -354,7 +389,7 @@ function settle(shard: Shard): void {
   for (const { number, bytes } of shard.unconfirmed) {
     // Both wrap at 32 bits; their difference does not.
     if (((number - done) | 0) > 0) break
-    shard.unconfirmedBytes -= bytes
+    shard.bytes -= bytes
     count++
   }
   if (count > 0) shard.unconfirmed.splice(0, count)

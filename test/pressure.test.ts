@@ -1,8 +1,10 @@
-// A shard that PostgreSQL keeps waiting: its store fills, heartbeats are dropped, who sends more is asked to
-// come back later, nobody's deadline runs out meanwhile, and nothing is lost once the writes go on.
+// A shard that is behind. For a moment: nobody notices. Because PostgreSQL keeps it waiting: its store fills, then
+// what waits before it, heartbeats are dropped, who sends more is asked to come back later, nobody's deadline runs
+// out meanwhile, and nothing is lost once the writes go on.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import pg from 'pg'
+import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { FakeAgent } from './support/agent.ts'
 import { metricsToken, startHub, type TestHub } from './support/hub.ts'
@@ -31,6 +33,27 @@ async function dropped(): Promise<number> {
   const { text } = await hub.get('{origin}/metrics', { token: metricsToken })
   return Number(/^muster_frames_dropped_total\{reason="overloaded"\} (\d+)/m.exec(text)?.[1] ?? 0)
 }
+
+test('a shard that stands still for a moment loses nothing and closes nobody', async () => {
+  const device = await hub.enroll()
+  const agent = await FakeAgent.connect(device, hub.origin)
+  const { shards } = hub.hub.ctx
+  const [socket] = shards['sockets']!.openOf(0)
+  assert.ok(socket)
+  // Work for a good while, as a message of its own; the front knows nothing of it.
+  const inventory = JSON.stringify({ type: 'inventory', software: 'x'.repeat(1_000_000) })
+  const mail = Array.from({ length: 200 }, () => [socket.conn, inventory]).flat()
+  shards.threads()[0]!.postMessage({ atMs: Date.now(), mail })
+  const ids = Array.from({ length: 4 * limits.shardBatchesMax }, () => newId())
+  for (const id of ids) {
+    agent.send({ type: 'result', id, status: 'completed' })
+    // A turn of the front each: what came in one would be one batch.
+    await new Promise(setImmediate)
+  }
+  for (const id of ids) await agent.frame('ack', id)
+  assert.equal(agent.closed, undefined)
+  await agent.close()
+})
 
 test('a store that is full drops heartbeats without ending anyone for their silence', async (t) => {
   const output = 'x'.repeat(limits.outputBytesMax - 1024)
@@ -65,7 +88,15 @@ test('a store that is full drops heartbeats without ending anyone for their sile
       const taken = () => agent.frames.some((frame) => 'seq' in frame && frame.seq === seq)
       await until('the result to be taken', async () => taken() || (await dropped()) > 0)
     }
+    // What comes now piles up before the shard: results of no command, as large as they may be.
+    const more = (agent: FakeAgent) => {
+      const result = { type: 'result', id: newId(), status: 'completed', exitCode: 0 }
+      agent.send(JSON.stringify({ ...result, stdout: output, stderr: output }))
+    }
+    const flood = setInterval(() => more(agents.at(-1)!), 50)
+    t.after(() => clearInterval(flood))
     await until('heartbeats to be dropped', async () => (await dropped()) > 0, 60_000)
+    clearInterval(flood)
     // More than the deadline of 7.5 s in heartbeats that nobody hears.
     const many = (await dropped()) + count * 100
     await until('many heartbeats to be dropped', async () => (await dropped()) > many, 60_000)
@@ -76,7 +107,7 @@ test('a store that is full drops heartbeats without ending anyone for their sile
 
     // Whoever sends more than heartbeats now is told to come back, instead of being queued without end.
     const [loud] = agents as [FakeAgent]
-    const asking = setInterval(() => loud.send({ type: 'delivered', id: ids[0] }), 20)
+    const asking = setInterval(() => more(loud), 50)
     t.after(() => clearInterval(asking))
     assert.equal((await loud.closing()).code, 1013)
     clearInterval(asking)
