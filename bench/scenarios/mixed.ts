@@ -1,7 +1,7 @@
 // An ordinary day, all at once: a fleet that beats, some agents that come and go, commands, lists, scripts, and
 // devices that are enrolled and decommissioned. What each of them takes beside all the others.
 import { commandRequests, isCompleted } from '../commands.ts'
-import { connectAll, restPerSecond, standingFleet } from '../fleet_phases.ts'
+import { connectAll, lossOf, restPerSecond, standingFleet } from '../fleet_phases.ts'
 import { total } from '../fleet_counts.ts'
 import type { Fleet } from '../fleet.ts'
 import { requestBytes } from '../http_connection.ts'
@@ -81,7 +81,13 @@ export const mixed: Scenario = {
           next: await listRequests(target, devices),
           good: ({ status }) => status === 200,
         }),
-        runScripts(script, endMs),
+        runScripts(script, endMs).catch(async (error: Error) => {
+          // An agent that is gone completes nothing.
+          const counts = await fleet.counts()
+          throw new Error(
+            `${error.message}; ${counts.open} of ${agents} agents are open: ${lossOf(counts)}`,
+          )
+        }),
         reconnect(restless, endMs),
         new Visitors(target).come(visitsPerSecond, seconds),
       ])
