@@ -37,6 +37,9 @@ export type CommandStatus =
 export const endedStatuses = ['completed', 'failed', 'timeout', 'cancelled', 'expired'] as const
 export type EndedStatus = (typeof endedStatuses)[number]
 
+/** Why a command that was still pending is cancelled. It may have been on its way: then its `lateResult` tells. */
+export const cancelledPending = 'cancelled before the device confirmed it'
+
 export function isEnded(status: CommandStatus): status is EndedStatus {
   return (endedStatuses as readonly string[]).includes(status)
 }

@@ -24,6 +24,7 @@ const row = (id: string, status: string, executionId: string | null = null) => (
   status,
   executionId,
   lateSeconds: 0,
+  lateStatus: '',
 })
 const deed = (end: string, runs = 1) => ({ runs, frames: 1, end })
 
@@ -75,6 +76,16 @@ describe('the verdict', () => {
   test('of a story that everybody tells alike holds nothing against anybody', () => {
     assert.deepEqual(
       judged(() => undefined),
+      [],
+    )
+  })
+
+  test('a cancel that crossed the end is nobody’s fault where the command shows both', () => {
+    assert.deepEqual(
+      judged(({ stored, deeds }) => {
+        deeds.set('c', deed('completed'))
+        stored[2]!.lateStatus = 'completed'
+      }),
       [],
     )
   })

@@ -7,7 +7,7 @@ import pg from 'pg'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { FakeAgent } from './support/agent.ts'
-import { metricsToken, startHub, type TestHub } from './support/hub.ts'
+import { metricsToken, startHub, type Device, type TestHub } from './support/hub.ts'
 import { until } from './support/until.ts'
 
 let hub: TestHub
@@ -53,6 +53,56 @@ test('a shard that stands still for a moment loses nothing and closes nobody', a
   for (const id of ids) await agent.frame('ack', id)
   assert.equal(agent.closed, undefined)
   await agent.close()
+})
+
+test('a cancel waits for what a device that has left said before', async () => {
+  const [first, second] = [await hub.enroll(), await hub.enroll()]
+  const blocking = await FakeAgent.connect(first, hub.origin)
+  const leaving = await FakeAgent.connect(second, hub.origin)
+  const ask = async ({ deviceId }: Device) =>
+    (await hub.post(`/devices/${deviceId}/commands`, { action: 'ping' })).body.id as string
+  const blocked = await ask(first)
+  await blocking.frame('command', blocked)
+  await blocker.query('begin')
+  let cancelled: ReturnType<typeof hub.post>
+  let id: string
+  try {
+    // The statement with its end waits, and all that the shard writes of commands after it.
+    await blocker.query('select from commands where id = $1 for update', [blocked])
+    blocking.send({ type: 'result', id: blocked, status: 'completed' })
+    await until('the statement to wait', async () => {
+      const { rows } = await blocker.query(
+        `select from pg_stat_activity where wait_event_type = 'Lock'
+         and application_name = 'muster shard-0' and datname = current_database()`,
+      )
+      return rows.length > 0
+    })
+    id = await ask(second)
+    await leaving.frame('command', id)
+    leaving.send({ type: 'result', id, status: 'completed' })
+    leaving.heartbeat({ seq: 1 })
+    await leaving.frame('heartbeat_ack')
+    await leaving.close()
+    await until('it to be offline', async () => {
+      return (await hub.get(`/devices/${second.deviceId}`)).body.status === 'offline'
+    })
+    cancelled = hub.post(`/commands/${id}/cancel`)
+    await until('the cancel to be asked for', async () => {
+      const { rows } = await blocker.query(
+        'select from commands where id = $1 and cancel_requested_at is not null',
+        [id],
+      )
+      return rows.length > 0
+    })
+    // Nothing is decided before the other one is written.
+    assert.equal((await hub.get(`/commands/${id}`)).body.status, 'pending')
+  } finally {
+    await blocker.query('rollback')
+  }
+  assert.equal((await cancelled).status, 200)
+  const { status, lateResult } = (await hub.get(`/commands/${id}`)).body
+  assert.deepEqual([status, lateResult], ['completed', null])
+  await blocking.close()
 })
 
 test('a store that is full drops heartbeats without ending anyone for their silence', async (t) => {

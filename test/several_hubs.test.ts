@@ -69,7 +69,7 @@ function works(name: string, hubs: () => { here: TestHub; there: TestHub }): voi
     agent.send({ type: 'started', id: (await agent.frame('command', first.body.id)).id })
     const cancelled = await here.post(`/commands/${second.body.id}/cancel`)
     assert.equal(cancelled.body.status, 'cancelled')
-    assert.match(cancelled.body.result.error, /before it was sent/)
+    assert.match(cancelled.body.result.error, /before the device confirmed it/)
     assert.equal((await here.post(`/commands/${first.body.id}/cancel`)).status, 200)
     await agent.frame('cancel', first.body.id)
     agent.send({ type: 'result', id: first.body.id, status: 'cancelled' })

@@ -50,9 +50,12 @@ export class CommandWrites {
   private readonly states = new Map<string, { write: CommandWrite; dueMs: number }>()
   private readonly ends = new Map<string, CommandWrite>()
   private waitingBytes = 0
-  private underWay = 0
+  /** The commands of the statement under way. */
+  private underWay = new Set<string>()
   private timer: NodeJS.Timeout | undefined
   private idle: (() => void)[] = []
+  /** Wait for the end of the statement under way. */
+  private written: (() => void)[] = []
   private readonly db: Database
   private readonly events: CommandEvents
   private readonly signal: AbortSignal
@@ -64,7 +67,7 @@ export class CommandWrites {
   }
 
   get rows(): number {
-    return this.states.size + this.ends.size + this.underWay
+    return this.states.size + this.ends.size + this.underWay.size
   }
 
   /** Bytes of results not yet committed. */
@@ -89,13 +92,20 @@ export class CommandWrites {
     this.pump()
   }
 
+  /** Resolves when nothing of this command waits: its row says what is known of it. */
+  async settled(id: string): Promise<void> {
+    while (this.ends.has(id) || this.states.has(id) || this.underWay.has(id)) {
+      await new Promise<void>((resolve) => this.written.push(resolve))
+    }
+  }
+
   async drained(): Promise<void> {
     if (this.rows === 0) return
     await new Promise<void>((resolve) => this.idle.push(resolve))
   }
 
   private pump(): void {
-    if (this.underWay > 0) return
+    if (this.underWay.size > 0) return
     const batch = this.take(performance.now())
     if (batch.length > 0) void this.write(batch)
     else if (this.states.size > 0) this.wakeForStates()
@@ -134,7 +144,7 @@ export class CommandWrites {
   }
 
   private async write(batch: CommandWrite[]): Promise<void> {
-    this.underWay = batch.length
+    this.underWay = new Set(batch.map(({ id }) => id))
     this.events.onBatch('commands', batch.length)
     await persist(batch, {
       write: (writes) => this.commit(writes),
@@ -147,7 +157,8 @@ export class CommandWrites {
       reject: (write, error) => this.reject(write, error),
     })
     for (const write of batch) if (write.completedMs !== null) this.waitingBytes -= sizeOf(write)
-    this.underWay = 0
+    this.underWay = new Set()
+    for (const resolve of this.written.splice(0)) resolve()
     this.pump()
   }
 

@@ -1,6 +1,12 @@
 // The command queue of a device actor: one command at a time on its way, in the order of acceptance, each to one
 // end. Changes the device it is given and returns effects. Never does I/O.
-import type { CommandMessage, EndedStatus, ResultFrame, UpgradePhase } from '../src/protocol.ts'
+import {
+  cancelledPending,
+  type CommandMessage,
+  type EndedStatus,
+  type ResultFrame,
+  type UpgradePhase,
+} from '../src/protocol.ts'
 import {
   seen,
   type Device,
@@ -48,7 +54,7 @@ export function next(device: Device): Effect[] {
   for (const command of device.commands) {
     const waits = command.stage === 'pending'
     if (waits && command.cancelRequested) {
-      effects.push(endNow(command, 'cancelled', 'cancelled before it was sent'))
+      effects.push(endNow(command, 'cancelled', cancelledPending))
     } else if (waits && (command.concurrent || free)) {
       command.stage = 'sending'
       effects.push({ type: 'send', command })
@@ -186,7 +192,7 @@ export function cancel(device: Device, id: string, ask: number): Effect[] {
   command.cancelRequested = true
   if (command.stage === 'pending') {
     return [
-      endNow(command, 'cancelled', 'cancelled before it was sent'),
+      endNow(command, 'cancelled', cancelledPending),
       { type: 'answer', ask, value: 'cancelled' },
     ]
   }

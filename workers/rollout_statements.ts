@@ -158,7 +158,7 @@ with m as materialized (
     status = case when m.ends then 'cancelled' else c.status end,
     completed_at = case when m.ends then now() end,
     result = case when m.ends then jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '',
-      'truncated', false, 'error', 'its roll-out took it back before it was sent',
+      'truncated', false, 'error', 'its roll-out took it back before the device confirmed it',
       'durationMs', null) end
   from m where c.id = m.command_id and c.id = any(array(select command_id from m))
   returning c.id, c.org_id, c.device_id, c.completed_at is not null as ended

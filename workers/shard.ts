@@ -271,9 +271,14 @@ function onSuperseded(device: Device | undefined, epoch: number): void {
 }
 
 function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
-  const device = byId.get(message.deviceId)
-  if (device) run(device, { type: 'cancel', id: message.id, ask: message.ask })
-  else toFront({ type: 'answer', ask: message.ask, value: 'unknown' })
+  const { deviceId, id, ask } = message
+  const device = byId.get(deviceId)
+  if (device) return run(device, { type: 'cancel', id, ask })
+  // What it said before it left may not be written yet, and PostgreSQL is asked next.
+  void store.commands.settled(id).then(() => {
+    toFront({ type: 'answer', ask, value: 'unknown' })
+    flush()
+  })
 }
 
 /** Takes their settings, and closes the sockets of those that are suspended. */

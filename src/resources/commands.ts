@@ -14,6 +14,7 @@ import { handOver } from '../handoff_sql.ts'
 import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager } from '../page.ts'
+import { cancelledPending } from '../protocol.ts'
 import { idParams, invalid, refusal, route, type Call, type Context, type Route } from '../route.ts'
 import { findItem, newestFirst, type Source } from './rows.ts'
 import { withinScope } from './devices.ts'
@@ -414,7 +415,7 @@ async function cancelPending(ctx: Context, id: string): Promise<boolean> {
     `with c as (
       update commands set status = 'cancelled', completed_at = now(),
         result = jsonb_build_object('exitCode', null, 'stdout', '', 'stderr', '', 'truncated', false,
-          'error', 'cancelled before it was sent', 'durationMs', null)
+          'error', $3::text, 'durationMs', null)
       where id = $1 and completed_at is null and status = 'pending'
       returning id, org_id, device_id, action, status, execution_id, completed_at
     ), counted as (
@@ -426,7 +427,7 @@ async function cancelPending(ctx: Context, id: string): Promise<boolean> {
         'status', 'cancelled')
     from c join devices d on d.id = c.device_id
     returning id`,
-    [id, newId()],
+    [id, newId(), cancelledPending],
   )
   return rows.length > 0
 }
