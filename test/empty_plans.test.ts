@@ -5,7 +5,10 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
-import { openDatabase, type Database } from '../src/db.ts'
+import { openDatabase, Where, type Database, type Queryable } from '../src/db.ts'
+import { newId } from '../src/ids.ts'
+import { commandSource } from '../src/resources/commands.ts'
+import { newestFirst } from '../src/resources/rows.ts'
 import { endsSql, handOverSql, takeSql } from '../src/handoff_sql.ts'
 import { acceptBatchSql } from '../workers/execution_statements.ts'
 import {
@@ -86,6 +89,28 @@ describe('on tables without rows and statistics', () => {
         )
       }
     })
+  }
+})
+
+test('a page of a device’s commands is found by the device, the first one and any other', async () => {
+  for (const [name, last] of [
+    ['first_page', undefined],
+    ['next_page', [newId()]],
+  ] as const) {
+    let sql = ''
+    const note: Queryable = {
+      query: (text) => {
+        sql = text
+        return Promise.resolve([])
+      },
+    }
+    const where = new Where().and('c.device_id = ?', newId()).and('d.org_id = ?', newId())
+    await newestFirst(note, commandSource, where, { limit: 50, after: last, envelope: () => '' })
+    const scans = (await plan(name, sql)).filter(({ 'Index Cond': by, 'Relation Name': table }) => {
+      return by !== undefined && table?.startsWith('commands')
+    })
+    assert.ok(scans.length > 0)
+    for (const { 'Index Cond': by } of scans) assert.match(by ?? '', /device_id/)
   }
 })
 
