@@ -4,6 +4,9 @@
 // the highest there is: `hub_xid()` and `hub_snapshot()` are PostgreSQL's, raised by a constant in their bodies.
 import type pg from 'pg'
 
+/** What the lost server may have numbered after the dump: who followed it further than that goes on, too. */
+const lostMost = 2n ** 40n
+
 /**
  * Raises the hub's numbers where this server counts below what is stored; false where nothing was to be done. As the
  * owner of the schema, and while no other hub does so.
@@ -12,7 +15,7 @@ export async function continueOrder(client: pg.Client): Promise<boolean> {
   const { rows } = await client.query<{ highest: string; behind: boolean }>(highestSql)
   const [found] = rows
   if (!found?.behind) return false
-  const raised = BigInt(found.highest) + 1n
+  const raised = BigInt(found.highest) + lostMost
   // Digits only; the body of a function takes no parameters of ours.
   await client.query(`begin;
     create or replace function hub_xid() returns xid8

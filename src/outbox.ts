@@ -44,9 +44,10 @@ export function positionOf(text: string): Position {
   const id = rest.join('-').toLowerCase()
   // 2^63 has 19 digits; PostgreSQL takes no more than 64 bits.
   if (/^\d{1,19}$/.test(xid) && isUuid(id)) return { xid: String(BigInt(xid)), id }
-  const message = 'Last-Event-ID is not one that this hub sent; start again without it'
-  throw new AppError('INVALID_CURSOR', message)
+  throw new AppError('INVALID_CURSOR', notOurs)
 }
+
+const notOurs = 'Last-Event-ID is not one that this hub sent; start again without it'
 
 /** Below zero when `a` comes before `b`. */
 export function comparePositions(a: Position, b: Position): number {
@@ -75,12 +76,15 @@ export async function currentPosition(db: Queryable): Promise<Position> {
   return { xid: String(BigInt(row?.xid ?? '1') - 1n), id: newId() }
 }
 
-/** Throws INVALID_CURSOR when events after the position may have been dropped by retention. */
+/** Throws INVALID_CURSOR for a place that no event has reached, or after which some may have been dropped by retention. */
 export async function requireKept(db: Queryable, position: Position): Promise<void> {
-  const [row] = await db.query<{ month: string | null }>(
-    `select min(right(c.relname, 6)) as month from pg_inherits i join pg_class c on c.oid = i.inhrelid
+  const [row] = await db.query<{ month: string | null; ahead: boolean }>(
+    `select min(right(c.relname, 6)) as month, $1::xid8 >= pg_snapshot_xmax(hub_snapshot()) as ahead
+     from pg_inherits i join pg_class c on c.oid = i.inhrelid
      where i.inhparent = 'events'::regclass and c.relname ~ '^events_[0-9]{6}$'`,
+    [position.xid],
   )
+  if (row?.ahead) throw new AppError('INVALID_CURSOR', notOurs)
   const month = row?.month ?? '197001'
   if (position.id >= idFloor(Date.UTC(Number(month.slice(0, 4)), Number(month.slice(4)) - 1)))
     return

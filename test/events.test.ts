@@ -148,6 +148,8 @@ test('what can not be listened to is refused by name', async () => {
   assert.equal(outcome(await ask('', { 'last-event-id': 'x' })), '400 INVALID_CURSOR')
   const beyond = `${'9'.repeat(25)}-${newId()}`
   assert.equal(outcome(await ask('', { 'last-event-id': beyond })), '400 INVALID_CURSOR')
+  const ahead = `999999999999-${newId()}`
+  assert.equal(outcome(await ask('', { 'last-event-id': ahead })), '400 INVALID_CURSOR')
   assert.equal(outcome(await call(hub, 'GET', '/events')), '401 UNAUTHENTICATED')
   const head = await call(hub, 'HEAD', '/events', { token })
   assert.equal(head.status, 200)

@@ -133,8 +133,16 @@ test('events, seals and exports go on, whichever server a dump is restored on', 
   const resumed = await EventReader.open(hub.origin, admin.token, { query, lastId: reader.lastId })
   await happen(orgId, 'after')
   await reached(resumed, 'after')
+  // Somebody had heard of what came after the dump and was lost with the server.
+  const [xid = ''] = reader.lastId.split('-')
+  const further = `${BigInt(xid) + 1_000_000n}-${newId()}`
+  const ahead = await EventReader.open(hub.origin, admin.token, { query, lastId: further })
+  await happen(orgId, 'later')
+  await reached(resumed, 'later')
+  await reached(ahead, 'later')
+  ahead.close()
   resumed.close()
-  const order = ['while it was down', 'after']
+  const order = ['while it was down', 'after', 'later']
   for (const n of order) await receiver.hit(`the event ${n}`, (hit) => named(hit) === n)
   assert.deepEqual(
     resumed.events.map(({ data }) => data.data.n),
