@@ -4,6 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { join } from 'node:path'
 import type { Config } from './config.ts'
+import { missingRole } from './database_rights.ts'
 import { isConnectionFailure, openDatabase } from './db.ts'
 import { startEmbedded } from './embedded.ts'
 import { AppError } from './errors.ts'
@@ -49,6 +50,8 @@ export async function startDatabase(
       directory: migrationsDirectory,
       log: say,
       after: async (client) => {
+        const lacking = await missingRole(client)
+        if (lacking !== null) throw new StartError(lacking, 78)
         if (await continueOrder(client)) say(restoredElsewhere)
       },
     })

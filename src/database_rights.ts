@@ -18,6 +18,27 @@ export async function missingGrants(client: pg.Client): Promise<{ user: string; 
   return { user, run }
 }
 
+/**
+ * What to do where the role that the hub works as is not there, or may not do its work, although the schema is;
+ * null where all is well. A dump holds no roles, and its grants are refused where they are missing.
+ */
+export async function missingRole(client: pg.Client): Promise<string | null> {
+  const { rows } = await client.query<{ user: string; well: boolean }>(roleSql)
+  const [role] = rows
+  if (role === undefined || role.well) return null
+  return (
+    'the role muster_hub, which the hub works as, is missing here or lacks its rights: a dump holds no roles, and ' +
+    'without the role what a dump grants is refused. Let a superuser run this, and restore the dump anew into an ' +
+    `empty database:\n  create role muster_hub nologin; -- unless it is there\n  grant muster_hub to ${role.user} with admin option;`
+  )
+}
+
+/** One table stands for all: a restore grants each of them or none. */
+const roleSql = `
+select format('%I', current_user) as "user", to_regrole('muster_hub') is not null
+  and (select pg_has_role(current_user, oid, 'member') and has_table_privilege(oid, 'data_keys', 'select')
+    from pg_roles where rolname = 'muster_hub') as well`
+
 interface Rights {
   /** Both as SQL writes them. */
   user: string

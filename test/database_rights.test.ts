@@ -7,6 +7,7 @@ import { after, test } from 'node:test'
 import pg from 'pg'
 import { hubVersion } from '../src/config.ts'
 import { migrationsDirectory } from '../src/database.ts'
+import { missingRole } from '../src/database_rights.ts'
 import { openDatabase } from '../src/db.ts'
 import { startEmbedded } from '../src/embedded.ts'
 import { migrate, MigrationRefused } from '../src/migrate.ts'
@@ -97,4 +98,24 @@ test('on a server of its own the owner of the database needs CREATEROLE alone', 
   assert.deepEqual(await namedBy(url), ['alter role app createrole;'])
   await run(server.url, 'alter role app createrole')
   assert.deepEqual(await namedBy(url), [])
+
+  // As after the restore of a dump where the role was not there: its tables are, its grants are not.
+  assert.equal(await lacking(url), null)
+  await run(address.href, 'revoke select on data_keys from muster_hub')
+  assert.match(
+    (await lacking(url)) ?? '',
+    /lacks its rights.*\n.*create role muster_hub.*\n.*to app /,
+  )
+  await run(address.href, 'drop owned by muster_hub', 'drop role muster_hub')
+  assert.match((await lacking(url)) ?? '', /muster_hub.* is missing/)
 })
+
+async function lacking(url: string): Promise<string | null> {
+  const client = new pg.Client(url)
+  await client.connect()
+  try {
+    return await missingRole(client)
+  } finally {
+    await client.end()
+  }
+}
