@@ -10,7 +10,7 @@ import { startDatabase, type BenchDatabase } from './database.ts'
 import { Findings } from './findings.ts'
 import { Fleet, type FleetOptions } from './fleet.ts'
 import { fillHubTables } from './hub_tables.ts'
-import { decommission, enroll, type Credentials } from './operator.ts'
+import { decommission, enroll, signIn, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
 import { startProgram } from './programs.ts'
 import type { Progress } from './progress.ts'
@@ -69,6 +69,23 @@ const knowNoDevices: ReadonlySet<Side> = new Set([
   'mosquitto',
 ])
 
+/** Before anything is done to a hub that is not ours: who could not take it back must not begin. */
+async function requireOperator({ origin, credentials }: Foreign): Promise<void> {
+  try {
+    await signIn(origin, credentials)
+  } catch (error) {
+    // What fetch calls failed is told by its cause.
+    const told = error instanceof Error && error.cause instanceof Error ? error.cause : error
+    const reason = told instanceof Error ? told.message : String(told)
+    throw new Error(
+      `nothing was measured: no sign-in at ${origin} (${reason}). Is a hub up there, and are --email and --password an admin's?`,
+      { cause: error },
+    )
+  }
+}
+
+type Foreign = NonNullable<BenchOptions['foreign']>
+
 /** Every rate that would refuse a load on purpose is off; what is measured is the work itself. */
 const limitsOff = {
   LIMIT_LOGIN: '0',
@@ -93,6 +110,7 @@ export class Lab {
   readonly #databases = new Map<Side, BenchDatabase>()
   readonly #devices = new Map<Side, Device[]>()
   #starting: Promise<unknown> | undefined
+  #closing = false
 
   constructor(options: BenchOptions, progress: Progress, findings = new Findings('bench')) {
     this.options = options
@@ -120,22 +138,29 @@ export class Lab {
     const missing = count - known.length
     if (missing > 0) {
       this.progress.step(`${target.side}: enrolling ${missing} devices`)
-      known.push(...(await this.#newDevices(target, missing)))
-      if (known.length === missing && target.pid === undefined) {
+      // Known before they are there: an interrupt takes back those that are by then.
+      if (known.length === 0 && target.pid === undefined) {
         this.defer(() => this.#retire(target, known))
       }
       this.#devices.set(target.side, known)
+      await this.starting(() => this.#addDevices(target, missing, known))
     }
     return known.slice(0, count)
   }
 
-  async #newDevices(target: Target, count: number): Promise<Device[]> {
+  async #addDevices(target: Target, count: number, known: Device[]): Promise<void> {
     const { side, origin, credentials, database } = target
-    if (knowNoDevices.has(side)) return Array.from({ length: count }, () => madeUpDevice())
-    if (side === 'least' && database) {
-      return (await fillHubTables(database.url, count)).map((id) => madeUpDevice(id))
+    if (knowNoDevices.has(side)) {
+      known.push(...Array.from({ length: count }, () => madeUpDevice()))
+    } else if (side === 'least' && database) {
+      known.push(...(await fillHubTables(database.url, count)).map((id) => madeUpDevice(id)))
+    } else {
+      await enroll(origin, credentials, count, (device, done) => {
+        known.push(device)
+        if (done % 100 === 0) this.progress.count(done, count)
+        if (this.#closing) throw new Error('the lab is closed')
+      })
     }
-    return enroll(origin, credentials, count, (done) => this.progress.count(done, count))
   }
 
   async fleet(
@@ -158,6 +183,7 @@ export class Lab {
 
   /** Stops everything, also what is just being started: it can't be stopped before it is there. */
   async close(): Promise<void> {
+    this.#closing = true
     await Promise.allSettled([this.#starting])
     await this.#stack.disposeAsync()
   }
@@ -165,6 +191,7 @@ export class Lab {
   async #start(side: Side, options: StartOptions): Promise<Target> {
     const { foreign } = this.options
     if (side === 'hub' && foreign) {
+      await requireOperator(foreign)
       const stop = () => Promise.resolve()
       const unknown = { pid: undefined, database: undefined, metricsToken: undefined }
       return { side, ...foreign, ...unknown, stop, kill: stop }

@@ -1,5 +1,5 @@
 // The bench's command line: which scenarios to run against what, and where the report goes.
-import { writeFileSync } from 'node:fs'
+import { closeSync, openSync, writeFileSync } from 'node:fs'
 import { readArgs, UsageError, type BenchOptions } from './args.ts'
 import { capacityCommand } from './capacity_command.ts'
 import { compareCommand } from './compare_command.ts'
@@ -15,6 +15,10 @@ import { checkOptions, failedOutcome, runScenario, type Outcome, type Scenario }
 /** Above this something else is running, and the absolute numbers are worth less. */
 const quietLoad = 0.5
 
+// Whoever reads has left: what was begun is taken back, as for a signal.
+for (const out of [process.stdout, process.stderr]) {
+  out.on('error', () => process.emit('SIGTERM', 'SIGTERM'))
+}
 process.exitCode = await main(process.argv.slice(2))
 
 /** 0: measured. 1: a scenario failed. 2: a goal was missed, with `--check` only. 64: the arguments are wrong. */
@@ -48,6 +52,8 @@ async function run(options: BenchOptions): Promise<number> {
   const chosen = scenarios.filter(({ name }) => options.scenarios.includes(name))
   for (const scenario of chosen) checkOptions(scenario, options)
   if (options.ca) trust(options.ca)
+  for (const flag of ['json', 'html'] as const)
+    if (options[flag]) requireWritable(flag, options[flag])
 
   const before = loadNow()
   if (before > quietLoad) progress.note(`warning: the load average is ${before} before the start`)
@@ -88,6 +94,15 @@ async function run(options: BenchOptions): Promise<number> {
   process.stdout.write(`${tables.join('\n\n')}\n`)
   if (failures > 0) return 1
   return options.check && rows.some(({ ok }) => ok === false) ? 2 : 0
+}
+
+/** Now, and not when all is measured. */
+function requireWritable(flag: string, file: string): void {
+  try {
+    closeSync(openSync(file, 'a'))
+  } catch (error) {
+    throw new UsageError(`--${flag} ${file} can't be written: ${String(error)}`)
+  }
 }
 
 function trust(file: string): void {

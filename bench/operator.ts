@@ -43,19 +43,17 @@ export function apiOf(origin: string, headers: { Authorization: string }): Api {
   }
 }
 
-/** Enrolls `count` devices, many at a time; `onCount` hears of every hundredth. */
+/** Enrolls `count` devices, many at a time; `onDevice` hears of each, and may throw to end it. */
 export async function enroll(
   origin: string,
   { enrollmentSecret }: Credentials,
   count: number,
-  onCount: (done: number) => void,
-): Promise<Device[]> {
-  const devices: Device[] = []
+  onDevice: (device: Device, done: number) => void,
+): Promise<void> {
+  let done = 0
   await inParallel(origin, count, async (connection, index) => {
-    devices.push(await enrollOne(origin, enrollmentSecret, connection, index))
-    if (devices.length % 100 === 0) onCount(devices.length)
+    onDevice(await enrollOne(origin, enrollmentSecret, connection, index), ++done)
   })
-  return devices
 }
 
 /** Enrolls one device over a connection that is there; `index` becomes its host name. */

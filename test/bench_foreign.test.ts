@@ -7,10 +7,11 @@ import { join } from 'node:path'
 import { after, before, test } from 'node:test'
 import { createServer, type Server } from 'node:tls'
 import type { Report } from '../bench/report.ts'
-import { bench } from './support/bench.ts'
+import { bench, benching } from './support/bench.ts'
 import { makeCertificate } from './support/certificate.ts'
 import { removeFolder } from './support/folders.ts'
 import { admin, enrollmentSecret, startHub, type TestHub } from './support/hub.ts'
+import { until } from './support/until.ts'
 
 const folder = mkdtempSync(join(tmpdir(), 'muster-bench-foreign-'))
 const secrets = {
@@ -67,6 +68,29 @@ test('without a hub at the address the scenario fails, and nothing is made up', 
   assert.equal(status, 1)
   const { rows } = JSON.parse(readFileSync(json, 'utf8')) as Report
   assert.ok(rows.length > 0 && rows.every(({ value }) => value === null))
+})
+
+test('who could not take back what is enrolled, or write what is measured, begins nothing', async () => {
+  const { body: devices } = await hub.get('/devices')
+  const flags = ['heartbeats', '--url', hub.origin, ...tiny]
+  const stranger = await bench(flags, { ...secrets, BENCH_PASSWORD: 'wrong' })
+  assert.equal(stranger.status, 1)
+  assert.match(stranger.stderr, /nothing was measured: no sign-in at .* 401 .*--password/)
+  const nowhere = await bench([...flags, '--json', folder], secrets)
+  assert.equal(nowhere.status, 64)
+  assert.match(nowhere.stderr, /^--json .* can't be written/)
+  assert.deepEqual((await hub.get('/devices')).body, devices)
+})
+
+test('what was enrolled when an interrupt came is taken back', async () => {
+  const run = benching(['heartbeats', '--url', hub.origin, ...tiny, '--agents', '3000'], secrets)
+  const enrolled = async () =>
+    ((await hub.get('/devices?status=offline&limit=200')).body as { data: unknown[] }).data.length
+  await until('some to be enrolled', async () => (await enrolled()) > 20)
+  run.child.kill('SIGINT')
+  const { status, stderr } = await run.ended
+  assert.equal(status, 130, stderr)
+  assert.equal(await enrolled(), 0)
 })
 
 interface Front {

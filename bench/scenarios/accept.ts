@@ -68,7 +68,12 @@ export const accept: Scenario = {
       })
       const cpuAfter = cpuMs(target)
       const refused = refusals(load)
-      if (refused) throw new Error(`${side} did not accept every command: ${refused}`)
+      if (refused) {
+        const full = load.bad['409']
+          ? ': a device takes 100 that wait, so more --agents or fewer --seconds'
+          : ''
+        throw new Error(`${side} did not accept every command: ${refused}${full}`)
+      }
       const { good } = load
       const perSecond = good / load.seconds
       if (!cpuBefore || !cpuAfter) return { perSecond }

@@ -1,5 +1,5 @@
 // The bench's command line as a child process, so that a hub in the test's own process can answer it meanwhile.
-import { spawn } from 'node:child_process'
+import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
 
@@ -12,10 +12,18 @@ export interface BenchRun {
 }
 
 /** Runs `bench/main.ts` with these arguments to its end. */
-export async function bench(
+export function bench(
   args: readonly string[],
   env: Record<string, string> = {},
 ): Promise<BenchRun> {
+  return benching(args, env).ended
+}
+
+/** Starts it, for who wants to end it before its time. */
+export function benching(
+  args: readonly string[],
+  env: Record<string, string> = {},
+): { child: ChildProcess; ended: Promise<BenchRun> } {
   const child = spawn(process.execPath, ['bench/main.ts', ...args], {
     cwd: root,
     env: { ...process.env, ...env },
@@ -25,6 +33,6 @@ export async function bench(
   child.stdout.on('data', (chunk: Buffer) => (run.stdout += String(chunk)))
   child.stderr.on('data', (chunk: Buffer) => (run.stderr += String(chunk)))
   // Closed, not only ended: by then the last of its output was read.
-  await once(child, 'close')
-  return { ...run, status: child.exitCode }
+  const ended = once(child, 'close').then(() => ({ ...run, status: child.exitCode }))
+  return { child, ended }
 }
