@@ -14,6 +14,7 @@ export function renderHtml(report: Report): string {
 <h1>Muster bench</h1>
 <p class="lead">${report.scenarios.join(', ')} · ${readable(report.startedAt)} · ${duration(report.seconds)}</p>
 </header>
+${failed(report.failures ?? [])}
 ${verdict(goals)}
 ${goals.length > 0 ? html`<section><h2>Goals</h2>${rowTable(goals, true)}</section>` : undefined}
 ${figures.length > 0 ? html`<section><h2>Figures</h2>${rowTable(figures, false)}</section>` : undefined}
@@ -43,8 +44,15 @@ ${body}
 `.text
 }
 
+function failed(failures: NonNullable<Report['failures']>): Piece | undefined {
+  if (failures.length === 0) return undefined
+  const items = failures.map(({ scenario, reason }) => html`<li><b>${scenario}</b>: ${reason}</li>`)
+  return html`<section><h2>Not measured</h2><ul class="missed">${items}</ul></section>`
+}
+
 function verdict(goals: readonly Row[]): Piece | undefined {
-  const judged = goals.filter(({ ok }) => ok !== null)
+  // What was not measured is told by its failure.
+  const judged = goals.filter(({ ok, value }) => ok !== null && value !== null)
   if (judged.length === 0) return undefined
   const missed = judged.filter(({ ok }) => ok === false)
   return missed.length === 0

@@ -59,12 +59,12 @@ async function run(options: BenchOptions): Promise<number> {
   if (before > quietLoad) progress.note(`warning: the load average is ${before} before the start`)
   const startedAt = new Date()
   const outcomes: Outcome[] = []
-  let failures = 0
+  const failures: NonNullable<Report['failures']> = []
   for (const scenario of chosen) {
     try {
       outcomes.push(await runScenario(scenario, options, progress))
     } catch (error) {
-      failures++
+      failures.push({ scenario: scenario.name, reason: String(error) })
       outcomes.push(failedOutcome(scenario, options))
       progress.note(`${scenario.name} failed: ${String(error)}`)
     }
@@ -84,6 +84,7 @@ async function run(options: BenchOptions): Promise<number> {
     latencies: outcomes.flatMap(({ latencies }) => latencies),
     charts: outcomes.flatMap(({ charts }) => charts),
     faults: outcomes.flatMap(({ faults }) => faults),
+    failures,
   }
   const { rows } = report
   if (options.json) writeFileSync(options.json, `${JSON.stringify(report, undefined, 2)}\n`)
@@ -92,7 +93,7 @@ async function run(options: BenchOptions): Promise<number> {
     ? [renderMarkdown(report), ...report.sideBySide.map(markdownSideBySide)]
     : [renderTable(rows), ...report.sideBySide.map(renderSideBySide)]
   process.stdout.write(`${tables.join('\n\n')}\n`)
-  if (failures > 0) return 1
+  if (failures.length > 0) return 1
   return options.check && rows.some(({ ok }) => ok === false) ? 2 : 0
 }
 

@@ -27,6 +27,8 @@ export interface Report {
   charts: Chart[]
   /** Absent in reports from before there were any. */
   faults?: FaultFinding[]
+  /** Scenarios that came to no end, and why: their goals are not missed, but not measured. */
+  failures?: { scenario: string; reason: string }[]
 }
 
 /** A table with aligned columns for a terminal. */

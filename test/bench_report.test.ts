@@ -212,3 +212,12 @@ function unbalanced(text: string): string[] {
   }
   return [...wrong, ...open]
 }
+
+test('a scenario that failed is told with its reason, and its goals are not called missed', () => {
+  const spec = { id: 'X1', name: 'cost', metric: 'cost', unit: 'µs', goal: { valueMost: 5 } }
+  const failures = [{ scenario: 'accept', reason: 'Error: <b>refused</b>' }]
+  const text = renderHtml(report({ failures, rows: [judge(spec, {})] }))
+  assert.match(text, /Not measured.*accept.*Error: &lt;b&gt;refused/s)
+  assert.doesNotMatch(text, /goals missed/)
+  assert.doesNotMatch(renderHtml(report()), /Not measured/)
+})

@@ -53,19 +53,14 @@ export function stateWrite(
   atMs: number,
 ): CommandWrite {
   return {
-    id: command.id,
-    attempts: command.attempts,
-    createdMs: command.createdMs,
+    ...rowOf(device, command),
+    status: stage,
     sentMs: stage === 'sent' ? atMs : null,
     deliveredMs: stage === 'delivered' || stage === 'running' ? atMs : null,
     startedMs: stage === 'running' ? atMs : null,
-    deviceId: device.id,
-    epoch: device.epoch,
-    status: stage,
     result: null,
     completedMs: null,
     awaited: false,
-    loaded: command.loaded === true,
   }
 }
 
@@ -76,20 +71,20 @@ export function endWrite(
   atMs: number,
 ): CommandWrite {
   return {
-    id: command.id,
-    attempts: command.attempts,
-    createdMs: command.createdMs,
+    ...rowOf(device, command),
+    status: end.status,
     sentMs: null,
     deliveredMs: null,
     startedMs: null,
-    deviceId: device.id,
-    epoch: device.epoch,
-    status: end.status,
     result: endJson(end),
     completedMs: atMs,
     awaited: command.awaited,
-    loaded: command.loaded === true,
   }
+}
+
+function rowOf({ id: deviceId, epoch }: Device, command: OpenCommand) {
+  const { id, attempts, createdMs, loaded } = command
+  return { id, deviceId, epoch, attempts, createdMs, loaded: loaded === true }
 }
 
 function endJson(end: End): string {
