@@ -78,7 +78,8 @@ ${rows.map(
 }
 
 /** Never by colour alone. */
-function met({ ok }: Row): Piece {
+function met({ ok, value }: Row): Piece {
+  if (value === null) return html`<td>not measured</td>`
   if (ok === null) return html`<td>not judged</td>`
   return ok ? html`<td class="met">✓ yes</td>` : html`<td class="missed">✗ no</td>`
 }
