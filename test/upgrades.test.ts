@@ -60,6 +60,8 @@ async function begun(device: Device, agentVersion: string) {
   await agent.frame('command', id)
   agent.send({ type: 'delivered', id })
   agent.send({ type: 'started', id })
+  // States before the end are written late; of a socket that a newer one replaced meanwhile, not at all.
+  await until('it to run', async () => (await hub.get(`/commands/${id}`)).body.status === 'running')
   return { id, agent }
 }
 
