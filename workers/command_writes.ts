@@ -135,8 +135,12 @@ export class CommandWrites {
       this.ends.delete(id)
       batch.push(end)
     }
+    // One row of a command in a statement, or it would take either: the end that an earlier connection brought
+    // is judged before what a newer one says of the same command.
+    const ending = new Set(batch.map(({ id }) => id))
     for (const [id, state] of this.states) {
       if (batch.length >= limits.storeBatchMax || state.dueMs > nowMs) break
+      if (ending.has(id)) continue
       this.states.delete(id)
       batch.push(state.write)
     }
