@@ -126,7 +126,7 @@ export class Lab {
 
   /** Does work that starts something and defers its end; `close` waits for it. */
   starting<T>(work: () => Promise<T>): Promise<T> {
-    if (this.#stack.disposed) throw new Error('the lab is closed')
+    if (this.#closing) throw new Error('the lab is closed')
     const started = work()
     this.#starting = started
     return started

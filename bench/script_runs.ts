@@ -1,7 +1,7 @@
 // A script of the bench's own, run on the bench's own devices: from its POST to the last committed result.
 import { randomUUID } from 'node:crypto'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Target } from './lab.ts'
+import type { Lab, Target } from './lab.ts'
 import { apiOf, signIn } from './operator.ts'
 import type { Device } from './sim_agent.ts'
 
@@ -13,7 +13,7 @@ const pollMs = 10
 export interface BenchScript {
   /** Runs it on every device; resolves with the seconds that took. */
   run(): Promise<number>
-  /** May be called again. */
+  /** Nothing where it is removed already. */
   remove(): Promise<void>
 }
 
@@ -27,6 +27,7 @@ interface Execution {
  * all that a filter finds where nobody else is.
  */
 export async function newScript(
+  lab: Lab,
   target: Target,
   devices: readonly Device[],
   others = target.pid === undefined,
@@ -42,7 +43,7 @@ export async function newScript(
     os: ['linux'],
   })
   let there = true
-  return {
+  const script: BenchScript = {
     async run() {
       const startedMs = performance.now()
       const execution = await api<Execution>('POST', `/scripts/${id}/execute`, whom)
@@ -63,6 +64,9 @@ export async function newScript(
       await api('DELETE', `/scripts/${id}`)
     },
   }
+  // Of a hub that is not ours it goes also when the bench is interrupted.
+  if (target.pid === undefined) lab.defer(() => script.remove())
+  return script
 }
 
 /** On somebody else's hub a filter would run the script on their devices too. */

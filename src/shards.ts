@@ -277,7 +277,6 @@ export class Shards {
     // It is behind, and tells nobody when it no longer is.
     shard.look ??= setTimeout(() => {
       shard.look = undefined
-      settle(shard)
       this.flush(shard)
     }, limits.shardLookMs)
   }

@@ -155,6 +155,12 @@ test('one of three hubs is killed: nothing is lost or doubled', async () => {
   assert.match(stderr, /SIGKILL/)
 })
 
+test('several hubs hold what one holds', async () => {
+  const { row } = await measure(['nodes'], ['--agents', '30', '--seconds', '1'])
+  assert.equal(row('N8')?.value, 0)
+  assert.ok((row('N3')?.value ?? 0) > 0)
+})
+
 describe('against a hub given by its address', () => {
   let hub: TestHub
   before(async () => {

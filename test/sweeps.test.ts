@@ -74,16 +74,16 @@ describe('expiry', () => {
 
   test('what may still wait, and what the device has, stays', async () => {
     const deviceId = await addDevice(db, place)
-    await addCommand(db, deviceId, { expiresAgo: -1 })
+    await addCommand(db, deviceId, { expiresAgo: -600 })
     await addCommand(db, deviceId, { status: 'running', expiresAgo: 9, deliveredAgo: 1 })
     assert.deepEqual(await endExpired(db, days), [])
   })
 
   test('a connected device ends its own commands for a minute', async () => {
-    const nodeId = await addNode(db, 15)
+    const nodeId = await addNode(db, 600)
     const deviceId = await addDevice(db, place, { status: 'online', nodeId })
-    await addCommand(db, deviceId, { expiresAgo: 58 })
-    const late = await addCommand(db, deviceId, { expiresAgo: 61 })
+    await addCommand(db, deviceId, { expiresAgo: 1 })
+    const late = await addCommand(db, deviceId, { expiresAgo: 90 })
     assert.deepEqual(ids(await endExpired(db, days)), [late])
   })
 
@@ -107,13 +107,13 @@ describe('expiry', () => {
 describe('timeouts', () => {
   test('a run without an end times out after its time and the grace', async () => {
     const deviceId = await addDevice(db, place)
-    const run = { status: 'running', timeoutSeconds: 60, deliveredAgo: 500 }
-    await addCommand(db, deviceId, { ...run, startedAgo: 58 + grace })
-    const id = await addCommand(db, deviceId, { ...run, startedAgo: 61 + grace })
+    const run = { status: 'running', timeoutSeconds: 600, deliveredAgo: 5000 }
+    await addCommand(db, deviceId, { ...run, startedAgo: 1 + grace })
+    const id = await addCommand(db, deviceId, { ...run, startedAgo: 601 + grace })
     assert.deepEqual(await endTimedOut(db, days), [{ deviceId, id }])
     assert.deepEqual(await commandRow(db, id), {
       status: 'timeout',
-      result: nothing('the device reported no end within 60 s'),
+      result: nothing('the device reported no end within 600 s'),
       ended: true,
     })
     const data = { commandId: id, deviceId, action: 'ping', status: 'timeout' }
@@ -124,18 +124,18 @@ describe('timeouts', () => {
 
   test('one that was delivered and never started times out from its delivery', async () => {
     const deviceId = await addDevice(db, place)
-    const one = { status: 'delivered', timeoutSeconds: 1 }
-    const id = await addCommand(db, deviceId, { ...one, deliveredAgo: 2 + grace })
+    const one = { status: 'delivered', timeoutSeconds: 600 }
+    const id = await addCommand(db, deviceId, { ...one, deliveredAgo: 601 + grace })
     await addCommand(db, deviceId, { ...one, deliveredAgo: grace })
     assert.deepEqual(ids(await endTimedOut(db, days)), [id])
   })
 
   test('a connected device ends its own commands for a minute', async () => {
-    const nodeId = await addNode(db, 15)
+    const nodeId = await addNode(db, 600)
     const deviceId = await addDevice(db, place, { status: 'online', nodeId })
     const run = { status: 'running', timeoutSeconds: 10 }
-    await addCommand(db, deviceId, { ...run, deliveredAgo: 68 + grace })
-    const late = await addCommand(db, deviceId, { ...run, deliveredAgo: 71 + grace })
+    await addCommand(db, deviceId, { ...run, deliveredAgo: 11 + grace })
+    const late = await addCommand(db, deviceId, { ...run, deliveredAgo: 90 + grace })
     assert.deepEqual(ids(await endTimedOut(db, days)), [late])
   })
 })

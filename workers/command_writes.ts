@@ -45,13 +45,16 @@ export interface CommandEvents {
   onProblem(message: string, details: Record<string, unknown>): void
 }
 
+/** By command: with two rows of one command a statement would take either, and tell of both. */
+type Batch = Map<string, CommandWrite>
+
 export class CommandWrites {
   /** States before the end, by command, in the order they began to wait. */
   private readonly states = new Map<string, { write: CommandWrite; dueMs: number }>()
   private readonly ends = new Map<string, CommandWrite>()
   private waitingBytes = 0
-  /** The commands of the statement under way. */
-  private underWay = new Set<string>()
+  /** The statement under way. */
+  private underWay: Batch = new Map()
   private timer: NodeJS.Timeout | undefined
   private idle: (() => void)[] = []
   /** Wait for the end of the statement under way. */
@@ -107,7 +110,7 @@ export class CommandWrites {
   private pump(): void {
     if (this.underWay.size > 0) return
     const batch = this.take(performance.now())
-    if (batch.length > 0) void this.write(batch)
+    if (batch.size > 0) void this.write(batch)
     else if (this.states.size > 0) this.wakeForStates()
     else for (const resolve of this.idle.splice(0)) resolve()
   }
@@ -125,33 +128,32 @@ export class CommandWrites {
     )
   }
 
-  private take(nowMs: number): CommandWrite[] {
-    const batch: CommandWrite[] = []
+  private take(nowMs: number): Batch {
+    const batch: Batch = new Map()
     let bytes = 0
     for (const [id, end] of this.ends) {
       bytes += sizeOf(end)
-      const fits = batch.length < limits.storeBatchMax && bytes <= limits.storeBatchBytesMax
-      if (!fits && batch.length > 0) break
+      const fits = batch.size < limits.storeBatchMax && bytes <= limits.storeBatchBytesMax
+      if (!fits && batch.size > 0) break
       this.ends.delete(id)
-      batch.push(end)
+      batch.set(id, end)
     }
-    // One row of a command in a statement, or it would take either: the end that an earlier connection brought
-    // is judged before what a newer one says of the same command.
-    const ending = new Set(batch.map(({ id }) => id))
     for (const [id, state] of this.states) {
-      if (batch.length >= limits.storeBatchMax || state.dueMs > nowMs) break
-      if (ending.has(id)) continue
+      if (batch.size >= limits.storeBatchMax || state.dueMs > nowMs) break
+      // The end that an earlier connection brought is judged before what a newer one says of the same command.
+      if (batch.has(id)) continue
       this.states.delete(id)
-      batch.push(state.write)
+      batch.set(id, state.write)
     }
     return batch
   }
 
-  private async write(batch: CommandWrite[]): Promise<void> {
-    this.underWay = new Set(batch.map(({ id }) => id))
-    this.events.onBatch('commands', batch.length)
-    await persist(batch, {
-      write: (writes) => this.commit(writes),
+  private async write(batch: Batch): Promise<void> {
+    this.underWay = batch
+    this.events.onBatch('commands', batch.size)
+    const writes = Array.from(batch.values())
+    await persist(writes, {
+      write: (some) => this.commit(some),
       signal: this.signal,
       onOutage: (error) =>
         this.events.onProblem('PostgreSQL does not take writes; they wait', {
@@ -160,8 +162,8 @@ export class CommandWrites {
         }),
       reject: (write, error) => this.reject(write, error),
     })
-    for (const write of batch) if (write.completedMs !== null) this.waitingBytes -= sizeOf(write)
-    this.underWay = new Set()
+    for (const write of writes) if (write.completedMs !== null) this.waitingBytes -= sizeOf(write)
+    this.underWay = new Map()
     for (const resolve of this.written.splice(0)) resolve()
     this.pump()
   }

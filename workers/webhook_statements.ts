@@ -33,6 +33,10 @@ export function advance(db: Database): Promise<Advanced | undefined> {
   })
 }
 
+/** Whether the webhook `w` is told of the event `e`. */
+const hears = `w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
+      and e.xid >= w.from_xid`
+
 // The cursor's values are parameters: a join with its row could not use the order of the index.
 export const advanceSql = `
 with scanned as materialized (
@@ -41,9 +45,7 @@ with scanned as materialized (
   order by xid, id limit $3
 ), told as materialized (
   select e.*, ${envelopeSql} as body from scanned e
-  where exists (select from webhooks w
-    where w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
-      and e.xid >= w.from_xid)
+  where exists (select from webhooks w where ${hears})
 ), made as (
   insert into webhook_deliveries (id, webhook_id, event_id, event_type, body)
   select new_uuid7(), webhook_id, id, type, body from (
@@ -52,8 +54,7 @@ with scanned as materialized (
         e.org_id as "orgId", '{"truncated":true}'::json as data) t) end as body
     from told e
     join organizations o on o.id = e.org_id and o.status = 'active'
-    join webhooks w on w.org_id = e.org_id and w.status = 'active' and e.type = any(w.events)
-      and e.xid >= w.from_xid
+    join webhooks w on ${hears}
     order by e.xid, e.id
   ) ordered
   returning 1

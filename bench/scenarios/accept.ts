@@ -1,6 +1,7 @@
 // P4: durable commands accepted for devices that are offline. The hub commits the command, its audit
 // entry and its outbox event before it answers 202; the baseline commits the one command row. The limits are the
 // hub's rows behind a server that does nothing else, and the rows alone.
+import { limits } from '../../src/limits.ts'
 import { commandList } from '../commands.ts'
 import { refusals } from '../http_load.ts'
 import { fillHubTables } from '../hub_tables.ts'
@@ -70,7 +71,7 @@ export const accept: Scenario = {
       const refused = refusals(load)
       if (refused) {
         const full = load.bad['409']
-          ? ': a device takes 100 that wait, so more --agents or fewer --seconds'
+          ? `: a device takes ${limits.openCommandsMax} that wait, so more --agents or fewer --seconds`
           : ''
         throw new Error(`${side} did not accept every command: ${refused}${full}`)
       }

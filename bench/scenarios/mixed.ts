@@ -63,9 +63,7 @@ export const mixed: Scenario = {
     await connectAll(restless, lab.progress)
     await restless.pace(restPerSecond(restless.size))
     return async (seconds) => {
-      const script = await newScript(target, devices.slice(0, scriptDevicesMax), true)
-      // Of a hub that is not ours it goes also when this is interrupted.
-      if (target.pid === undefined) lab.defer(() => script.remove())
+      const script = await newScript(lab, target, devices.slice(0, scriptDevicesMax), true)
       const endMs = performance.now() + seconds * 1000
       const [cpuBefore, startedMs] = [cpuMs(target), performance.now()]
       const shared = { origin: target.origin, seconds, connections: 64 }

@@ -60,9 +60,7 @@ function measureScript(target: Target, devices: readonly Device[], lab: Lab): Me
       next: () => page,
       good: ({ status }: { status: number }) => status === 200,
     }
-    const uptime = await newScript(target, devices)
-    // Of a hub that is not ours it goes also when this is interrupted.
-    if (target.pid === undefined) lab.defer(() => uptime.remove())
+    const uptime = await newScript(lab, target, devices)
     const quiet = await openLoop({ ...reads, seconds })
 
     // The reads begin with the script and go on for a while after its end.

@@ -130,16 +130,22 @@ async function runTests(
   server: SharedServer,
   onOutput: (text: string) => void,
 ): Promise<boolean> {
+  const passes = async (file: string) => {
+    const { code, said } = await runTest(checkout, file, server)
+    onOutput(code === 0 ? `${file}: ${summaryOf(said)}\n` : `${file}:\n${said}\n`)
+    return code === 0
+  }
   const waiting = [...files]
-  const failed: string[] = []
+  const doubtful: string[] = []
   const work = async () => {
     for (let file = waiting.shift(); file !== undefined; file = waiting.shift()) {
-      const { code, said } = await runTest(checkout, file, server)
-      onOutput(code === 0 ? `${file}: ${summaryOf(said)}\n` : `${file}:\n${said}\n`)
-      if (code !== 0) failed.push(file)
+      if (!(await passes(file))) doubtful.push(file)
     }
   }
   await Promise.all(Array.from({ length: filesAtOnce }, work))
+  // Tests of old cannot be mended, and some watched the clock: what a schema breaks, it breaks alone and again.
+  const failed: string[] = []
+  for (const file of doubtful) if (!(await passes(file))) failed.push(file)
   if (failed.length > 0) onOutput(`failed: ${failed.join(' ')}\n`)
   return failed.length === 0
 }
