@@ -1,5 +1,11 @@
 // A command row in the words of the API: shared by the routes that read it and the shard that ends it.
 
+/**
+ * SQL: the command `c`, found by its id, is open. `completed_at is null` would offer the indexes of all that is open:
+ * where few are, a planner takes one of them to be read from end to end, with what was ended and not vacuumed.
+ */
+export const isOpenSql = `coalesce(c.completed_at, 'infinity') = 'infinity'`
+
 /** Columns of a `Command` but `blockedBy`; the row is `c`. */
 export const commandColumns = `c.id, c.device_id as "deviceId", c.action, c.payload, c.status, c.result,
   c.late_result as "lateResult", iso(c.created_at) as "createdAt", iso(c.sent_at) as "sentAt",

@@ -2,6 +2,7 @@
 // how that hub takes it. Whoever adds such a row has the device's presence locked, so that nobody claims the
 // device before the commit: who claims it later sees what was changed. What a hub does with its rows stands in
 // `handoffs.ts`.
+import { isOpenSql } from './command_row.ts'
 import { plainArray, type Queryable } from './db.ts'
 
 /** SQL: the other hub that holds a device now, or null. `p` is its presence, `own` this hub's id. */
@@ -106,4 +107,4 @@ order by h.id`
 
 /** $1 ids of commands */
 export const endsSql = `
-select c.id from commands c where c.id = any($1::uuid[]) and coalesce(c.completed_at, 'infinity') < 'infinity'`
+select c.id from commands c where c.id = any($1::uuid[]) and not ${isOpenSql}`

@@ -1,4 +1,5 @@
 // The large statements of roll-outs: a batch of commands, the ends of upgrades, and commands taken back.
+import { isOpenSql } from '../src/command_row.ts'
 import { newEventId } from '../src/events.ts'
 import { devicesSql, elsewhereSql } from '../src/handoff_sql.ts'
 import { addingSql, queueFullSql } from './adding.ts'
@@ -132,8 +133,7 @@ select true as done from cancelled`
 
 /**
  * Asks for commands back that their devices have not confirmed. Those that nobody holds, or whose actor did
- * not do it when asked before, are cancelled here; the actors of the others are to be asked. How
- * `completed_at` is compared steers a plan that is made once away from the index of open commands.
+ * not do it when asked before, are cancelled here; the actors of the others are to be asked.
  * $1 roll-out, $2 rows, $3 seconds until an actor is asked again, $4 this hub
  */
 export const withdrawSql = `
@@ -142,7 +142,7 @@ with m as materialized (
     c.status = 'pending' and (x.withdrawn_at is not null or ${withoutActor('x.device_id')}) as ends
   from rollout_devices x cross join lateral (
     select c.status from commands c
-    where c.id = x.command_id and coalesce(c.completed_at, 'infinity') = 'infinity'
+    where c.id = x.command_id and ${isOpenSql}
       and c.status in ('pending', 'sent')
     for update skip locked
   ) c

@@ -1,7 +1,7 @@
 // The statements of the write-behind store: many rows each, epochs checked inside, events beside the
 // change they tell of. PostgreSQL 15 and newer. Keys are given as `= any(…)` beside the join: plans are made
 // once, and for a join alone the whole table may be read, as suits it while it is empty.
-import { commandColumns } from '../src/command_row.ts'
+import { commandColumns, isOpenSql } from '../src/command_row.ts'
 import { countEndsSql } from '../src/execution_ends.ts'
 import { elsewhereSql } from '../src/handoff_sql.ts'
 import { upgradeColumns, upgradeEndsSql, upgradeStartsSql } from '../src/upgrades.ts'
@@ -16,13 +16,10 @@ const storedCommand = `json_build_object(
     'startedMs', floor(extract(epoch from o.started_at) * 1000),
     'cancelRequested', o.cancel_requested_at is not null, 'executionId', o.execution_id)`
 
-/** Of these commands, those that are open: judged last, or an index of all that is open is read. $1 ids */
+/** Of these commands, those that are open. $1 ids */
 export const checkSql = `
-with o as materialized (
-  select * from commands where id = any($1::uuid[])
-)
 select o.device_id as "deviceId", ${storedCommand} as command
-from o where o.completed_at is null`
+from (select * from commands c where c.id = any($1::uuid[]) and ${isOpenSql}) o`
 
 /**
  * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks. Another
@@ -219,7 +216,7 @@ with i as (
     completed_at = to_timestamp(i.completed / 1000)
   from i join p on p.id = i.id
   where c.id = i.id and c.id = any($1::uuid[]) and c.device_id = i.device_id
-    and c.completed_at is null and p.fresh
+    and ${isOpenSql} and p.fresh
   returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, c.execution_id,
     c.started_at, c.started_at = to_timestamp(i.started / 1000) as begun, ${upgradeColumns},
     i.event_id, case when i.awaited then (

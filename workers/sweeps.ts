@@ -40,14 +40,14 @@ export function withoutActor(deviceId: string): string {
 }
 
 /** An open command's id is as old as the command, which leaves old partitions alone. */
-const recent = `c.completed_at is null and c.id >= uuid7_floor(now() - make_interval(days => $2))`
+const recent = 'c.id >= uuid7_floor(now() - make_interval(days => $2))'
 
 // Locked first, then named one by one: joined, a planner that expects many rows reads whole partitions.
 function endSql(status: 'expired' | 'timeout', isDue: string, error: string): string {
   return `
 with due as materialized (
   select c.id from commands c
-  where ${recent} and ${isDue}
+  where c.completed_at is null and ${recent} and ${isDue}
   limit $1
   for update of c skip locked
 ), ended as (
