@@ -146,14 +146,15 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
 
   function take(ws: WebSocket<Agent>, agent: Agent, text: string): void {
     const pressure = ctx.shards.pressure(agent.shard)
+    const isBeat = isHeartbeat(text)
     if (pressure === 'none') {
-      ctx.shards.frame(agent.shard, agent.conn, text)
-    } else if (isHeartbeat(text)) {
+      ctx.shards.frame(agent.shard, agent.conn, text, isBeat)
+    } else if (isBeat) {
       // It says nothing that the next one will not say.
       ctx.shards.dropHeartbeat(agent.shard)
       ctx.metrics.framesDropped.inc({ reason: 'overloaded' })
     } else if (pressure === 'busy') {
-      ctx.shards.frame(agent.shard, agent.conn, text)
+      ctx.shards.frame(agent.shard, agent.conn, text, false)
     } else {
       // Unacknowledged frames come again after the reconnect: refused, not lost.
       ws.end(closeCodes.overloaded, 'the hub is behind')

@@ -178,11 +178,17 @@ export const limits = {
   connectBatchMax: 512,
   /** Between two starts of a connect statement: nobody notices 20 ms, a storm makes 50 statements/s. */
   connectGapMs: 20,
+  /** The same for claims, two statements each and in every shard: 100/s with two of them. */
+  claimGapMs: 40,
+  /** After claims that PostgreSQL did not answer: whatever tries were given up have run by then. */
+  claimDoubtMs: 10_000,
   /** A refused agent is told to come back after up to this. */
   acceptRetrySecondsMax: 30,
   /** An agent of a suspended organization asks again after this, and up to this part of it later. */
   suspendedRetrySeconds: 600,
   suspendedRetryJitter: 0.2,
+  /** A heartbeat waits so long for others: nobody notices, and a shard wakes 50 times a second instead of for each. */
+  heartbeatGapMs: 20,
   /** Batches handed to a shard and not yet confirmed; what comes then waits, and makes the next ones larger. */
   shardBatchesMax: 64,
   /** While a shard has so many, it is looked after how far it is so often: a fraction of what a stall takes. */

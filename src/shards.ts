@@ -70,14 +70,14 @@ interface Batch {
 interface Shard {
   index: number
   worker: Worker
-  /** Of this turn, handed over as one message; of more turns while the shard is behind. */
+  /** Of this turn, handed over as one message; of more turns where it may wait, or while the shard is behind. */
   mail: ToShard[]
   mailBytes: number
   /** Full batches before it, which wait until the shard has confirmed others. */
   waiting: Batch[]
   scheduled: boolean
-  /** Looks whether the shard is far enough for what waits. */
-  look: NodeJS.Timeout | undefined
+  /** Hands over what may wait a moment, or what waits because the shard is behind. */
+  timer: NodeJS.Timeout | undefined
   /** Batches handed over, and those not confirmed yet, oldest first. */
   posted: number
   unconfirmed: { number: number; bytes: number; atMs: number }[]
@@ -172,11 +172,11 @@ export class Shards {
     for (const listener of this.endListeners) listener(ids, rows)
   }
 
-  /** Hands a frame over with everything else of this event-loop turn. */
-  frame(shardIndex: number, conn: number, text: string): void {
+  /** Hands a frame over with everything else of this event-loop turn; one that can wait, with what comes next. */
+  frame(shardIndex: number, conn: number, text: string, canWait: boolean): void {
     const shard = this.shard(shardIndex)
     shard.mail.push(conn, text)
-    this.added(shard, text.length + limits.shardFrameBytes)
+    this.added(shard, text.length + limits.shardFrameBytes, canWait)
   }
 
   /** How far a shard is behind right now. */
@@ -242,12 +242,14 @@ export class Shards {
     this.added(shard, 200)
   }
 
-  private added(shard: Shard, bytes: number): void {
+  private added(shard: Shard, bytes: number, canWait = false): void {
     shard.mailBytes += bytes
     shard.bytes += bytes
     if (shard.mail.length >= limits.shardBatchFramesMax * 2) {
       closeBatch(shard)
       this.flush(shard)
+    } else if (canWait) {
+      this.flushWithin(shard, limits.heartbeatGapMs)
     } else if (!shard.scheduled) {
       shard.scheduled = true
       // After the poll phase: one message for all that this turn brought.
@@ -275,10 +277,14 @@ export class Shards {
       shard.worker.postMessage({ atMs: Date.now(), mail })
     }
     // It is behind, and tells nobody when it no longer is.
-    shard.look ??= setTimeout(() => {
-      shard.look = undefined
+    this.flushWithin(shard, limits.shardLookMs)
+  }
+
+  private flushWithin(shard: Shard, ms: number): void {
+    shard.timer ??= setTimeout(() => {
+      shard.timer = undefined
       this.flush(shard)
-    }, limits.shardLookMs)
+    }, ms)
   }
 
   private start(index: number): Shard {
@@ -302,7 +308,7 @@ export class Shards {
       mailBytes: 0,
       waiting: [],
       scheduled: false,
-      look: undefined,
+      timer: undefined,
       posted: 0,
       unconfirmed: [],
       bytes: 0,
@@ -323,7 +329,7 @@ export class Shards {
     if (this.closing || this.shards[dead.index] !== dead) return
     this.options.log.error({ shard: dead.index, code }, 'a shard thread ended; it is replaced')
     this.options.onRestart()
-    clearTimeout(dead.look)
+    clearTimeout(dead.timer)
     const shard = this.start(dead.index)
     this.shards[dead.index] = shard
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {

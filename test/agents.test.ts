@@ -222,6 +222,59 @@ describe('presence', () => {
     assert.equal((await command()).status, 'pending')
   })
 
+  test('offline also when a claim ran again after it was given up, and raised its epoch', async () => {
+    const [gone, stays] = [await hub.enroll(), await hub.enroll()]
+    const ids = [gone.deviceId, stays.deviceId]
+    const owner = openDatabase({
+      url: hub.database.url,
+      name: 'owner',
+      connections: 2,
+      role: 'owner',
+    })
+    const opening = await owner.transaction(async (tx) => {
+      await tx.query('select from device_presence where device_id = any($1::uuid[]) for update', [
+        ids,
+      ])
+      const agents = Promise.all([gone, stays].map((one) => FakeAgent.connect(one, hub.origin)))
+      // The claims wait for the rows; their connections break, and nobody hears what becomes of them.
+      const shards = new Set(ids.map((id) => hub.hub.ctx.shards.of(id)))
+      const pids = await until('the claims to wait', async () => {
+        const rows = await owner.query<{ pid: number }>(
+          `select pid from pg_stat_activity where wait_event_type = 'Lock'
+             and application_name like 'muster shard-%' and datname = current_database()`,
+        )
+        return rows.length === shards.size && rows.map(({ pid }) => pid)
+      })
+      await owner.query('select pg_terminate_backend(pid) from unnest($1::int[]) as pid', [pids])
+      return { agents }
+    })
+    const [leaver, stayer] = await opening.agents
+    const beat = setInterval(() => [leaver, stayer].map((agent) => agent?.heartbeat()), 300)
+    // What the first try does, when it runs after the second.
+    const raise = 'update device_presence set epoch = epoch + 1 where device_id = any($1::uuid[])'
+    await owner.query(raise, [ids])
+    const epoch = async () => {
+      const [row] = await owner.query<{ epoch: string }>(
+        'select epoch::text as epoch from device_presence where device_id = $1',
+        [stays.deviceId],
+      )
+      return Number(row?.epoch)
+    }
+    const raised = await epoch()
+    await leaver?.close()
+    await status(gone.deviceId, 'offline', 30_000)
+    // Unless what it wrote has told before that its epoch is over.
+    await until('a claim anew', async () => (await epoch()) > raised || stayer?.closed, 30_000)
+    if (!stayer?.closed) {
+      const command = await hub.post(`/devices/${stays.deviceId}/commands`, { action: 'ping' })
+      await stayer?.frame('command', command.body.id)
+      await stayer?.close()
+    }
+    clearInterval(beat)
+    await owner.close()
+    await status(stays.deviceId, 'offline')
+  })
+
   test('a half-open socket, which says nothing more, is offline after 2.5 intervals: 4008', async () => {
     const one = await hub.enroll()
     const agent = await FakeAgent.connect(one, hub.origin)

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { openDatabase, plainArray, textArray, type Database } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
-import { commandsSql, straySql } from '../workers/statements.ts'
+import { commandsSql, plainCommandsSql, straySql } from '../workers/statements.ts'
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { addCommand, addDevice, addPlace, commandRow } from './support/rows.ts'
 import { until } from './support/until.ts'
@@ -48,29 +48,31 @@ async function whileChanged(db: Database, id: string, sql: string, values: unkno
 for (const plans of [{ planOnce: true }, { planEach: true }, {}]) {
   const name = Object.keys(plans)[0] ?? 'plans as PostgreSQL likes'
 
-  test(`an end is stored (${name})`, async () => {
-    const db = openDatabase({ url: database.url, name: 'race', connections: 2, ...plans })
-    const ids = [await addCommand(db, deviceId, { createdAgo: 1 })]
-    ids.push(await addCommand(db, deviceId, { createdAgo: 0 }))
-    const nowMs = Date.now()
-    const each = (value: number | string | boolean) => plainArray(ids.map(() => value))
-    const rows = await whileChanged(db, ids[1] ?? '', commandsSql, [
-      plainArray(ids),
-      each(deviceId),
-      each(1),
-      each('completed'),
-      textArray(ids.map(() => '{}')),
-      ...[1, nowMs, nowMs, nowMs, nowMs].map(each),
-      plainArray(ids.map(() => newId())),
-      each(false),
-    ])
-    assert.deepEqual(
-      rows.map(({ applied }) => applied),
-      [true, true],
-    )
-    for (const id of ids) assert.equal((await commandRow(db, id))?.ended, true)
-    await db.close()
-  })
+  for (const [what, sql] of Object.entries({ commandsSql, plainCommandsSql })) {
+    test(`an end is stored (${what}, ${name})`, async () => {
+      const db = openDatabase({ url: database.url, name: 'race', connections: 2, ...plans })
+      const ids = [await addCommand(db, deviceId, { createdAgo: 1 })]
+      ids.push(await addCommand(db, deviceId, { createdAgo: 0 }))
+      const nowMs = Date.now()
+      const each = (value: number | string | boolean) => plainArray(ids.map(() => value))
+      const rows = await whileChanged(db, ids[1] ?? '', sql, [
+        plainArray(ids),
+        each(deviceId),
+        each(1),
+        each('completed'),
+        textArray(ids.map(() => '{}')),
+        ...[1, nowMs, nowMs, nowMs, nowMs].map(each),
+        plainArray(ids.map(() => newId())),
+        each(false),
+      ])
+      assert.deepEqual(
+        rows.map(({ applied }) => applied),
+        [true, true],
+      )
+      for (const id of ids) assert.equal((await commandRow(db, id))?.ended, true)
+      await db.close()
+    })
+  }
 
   test(`a late result is kept (${name})`, async () => {
     const db = openDatabase({ url: database.url, name: 'race', connections: 2, ...plans })

@@ -26,6 +26,7 @@ import {
   commandsSql,
   loadSql,
   offlineSql,
+  plainCommandsSql,
   seenSql,
   straySql,
 } from '../workers/statements.ts'
@@ -42,6 +43,7 @@ const statements = {
   endsSql,
   handOverSql,
   commandsSql,
+  plainCommandsSql,
   offlineSql,
   seenSql,
   straySql,

@@ -659,9 +659,9 @@ function watchHub() {
     restore.push(() => Object.assign(pool, { query, transaction }))
   }
   const frame = shards.frame.bind(shards)
-  shards.frame = (shard, conn, text) => {
+  shards.frame = (shard, conn, text, canWait) => {
     toShards.push(text)
-    frame(shard, conn, text)
+    frame(shard, conn, text, canWait)
   }
   restore.push(() => (shards.frame = frame))
   return { statements, toShards, stop: () => restore.forEach((undo) => undo()) }

@@ -83,8 +83,9 @@ export function endWrite(
 }
 
 function rowOf({ id: deviceId, epoch }: Device, command: OpenCommand) {
-  const { id, attempts, createdMs, loaded } = command
-  return { id, deviceId, epoch, attempts, createdMs, loaded: loaded === true }
+  const { id, action, executionId, attempts, createdMs, loaded } = command
+  const plain = action !== 'upgrade_agent' && executionId === null
+  return { id, deviceId, epoch, attempts, createdMs, loaded: loaded === true, plain }
 }
 
 function endJson(end: End): string {

@@ -6,7 +6,7 @@ import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import type { CommandStatus } from '../src/protocol.ts'
 import { persist } from './persist.ts'
-import { commandsSql } from './statements.ts'
+import { commandsSql, plainCommandsSql } from './statements.ts'
 
 /** The latest of a command, as far as it is not written yet. Times in ms since 1970, null = unchanged. */
 export interface CommandWrite {
@@ -27,6 +27,8 @@ export interface CommandWrite {
   awaited: boolean
   /** It came with the claim: a request that waits for it may be any hub's. */
   loaded: boolean
+  /** Neither an upgrade nor of an execution. */
+  plain: boolean
 }
 
 export interface CommandOutcome {
@@ -170,12 +172,13 @@ export class CommandWrites {
 
   private async commit(writes: CommandWrite[]): Promise<void> {
     const ids = writes.map((write) => write.id)
+    const sql = writes.every(({ plain }) => plain) ? plainCommandsSql : commandsSql
     const rows = await this.db.query<{
       id: string
       fresh: boolean
       applied: boolean
       row: string | null
-    }>(commandsSql, [
+    }>(sql, [
       plainArray(ids),
       plainArray(writes.map((write) => write.deviceId)),
       plainArray(writes.map((write) => write.epoch)),

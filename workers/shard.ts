@@ -72,6 +72,7 @@ let nowMs = Date.now()
 let stalledMs = 0
 let tickMs = 0
 let handled = 0
+let doubt: NodeJS.Timeout | undefined
 let leaving = false
 let stopping = false
 
@@ -80,6 +81,12 @@ const store = new Store(db, data.nodeId, {
   onClaimed: (claimed) => {
     for (const one of claimed) onClaimed(one)
     flush()
+  },
+  onClaimsRepeated: () => {
+    doubt ??= setTimeout(() => {
+      doubt = undefined
+      void reconcile()
+    }, limits.claimDoubtMs)
   },
   onClaimedFrom: (nodes) => {
     toFront({ type: 'claimed_from', nodes })
@@ -188,7 +195,7 @@ function onMessage(message: ShardMessage): void {
     case 'connect':
       return connect(message)
     case 'replayed':
-      void endSocketless()
+      void reconcile()
       return
     case 'closed':
       return onClosed(message.conn)
@@ -298,33 +305,36 @@ async function onOrganizations(orgIds: string[]): Promise<void> {
   }
 }
 
-/** Devices that the shard before this one left online: their sockets went with it, or shortly before. */
-async function endSocketless(): Promise<void> {
+/**
+ * Compares what PostgreSQL shows online here with the sockets. Devices without one were left by the shard before this
+ * one. Where a claim ran again after it was given up, devices without a socket, or with an actor of an earlier
+ * epoch, are left by that.
+ */
+async function reconcile(): Promise<void> {
   try {
     const claimed = await devicesOf(db, data.nodeId)
-    const lost = claimed.filter(({ id }) => partOf(id, data.count) === data.index && !byId.has(id))
+    const own = claimed.filter(({ id }) => partOf(id, data.count) === data.index)
+    for (const { id, epoch } of own) {
+      const device = byId.get(id)
+      if (device && device.epoch !== 0 && device.epoch < Number(epoch)) claimAnew(device)
+    }
+    const lost = own.filter(({ id }) => !byId.has(id))
     for (let at = 0; at < lost.length; at += limits.sweepBatchMax) {
       await endLost(db, lost.slice(at, at + limits.sweepBatchMax))
     }
   } catch (error) {
     log.warn({ err: error }, 'devices without a socket could not be looked for; tried again')
-    if (!stopping) setTimeout(() => void endSocketless(), limits.storeRetryMs)
+    if (!stopping) setTimeout(() => void reconcile(), limits.storeRetryMs)
   }
 }
 
-/** The sockets stay; their devices begin again with a new epoch and the queue that PostgreSQL holds. */
 function reclaim(): void {
-  for (const { conn, id: deviceId, orgId } of Array.from(byId.values())) {
-    connect({
-      type: 'connect',
-      conn,
-      deviceId,
-      orgId,
-      ip: null,
-      resumed: true,
-      tokenRotated: false,
-    })
-  }
+  for (const device of Array.from(byId.values())) claimAnew(device)
+}
+
+/** The socket stays; its device begins again with a new epoch and the queue that PostgreSQL holds. */
+function claimAnew({ conn, id: deviceId, orgId }: Device): void {
+  connect({ type: 'connect', conn, deviceId, orgId, ip: null, resumed: true, tokenRotated: false })
 }
 
 function onTick(deaf: boolean): void {
@@ -342,6 +352,7 @@ function onTick(deaf: boolean): void {
 async function stop(): Promise<void> {
   if (stopping) return
   stopping = true
+  clearTimeout(doubt)
   // Sockets are closed by now; what they left is written, unless PostgreSQL is away.
   const giveUp = setTimeout(() => store.abort(), limits.checkoutMsMax)
   scripts.stop()

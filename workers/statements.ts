@@ -62,25 +62,31 @@ with i as (
 )
 select device_id as id, epoch::text as epoch, held_by as "from" from claimed`
 
-/** What devices have open: commands, threshold alerts, terminals elsewhere. $1 ids, $2 oldest open command in days, $3 node */
+/**
+ * What devices have open: commands, threshold alerts, terminals elsewhere; no row for those that have nothing, which
+ * is most of a fleet that comes back.
+ * $1 ids, $2 oldest open command in days, $3 node
+ */
 export const loadSql = `
-select d.id, (
-  select json_agg(${storedCommand} order by o.id)
-  from (
-    select * from commands k
-    where k.device_id = d.id and k.completed_at is null
-      and k.id >= uuid7_floor(now() - make_interval(days => $2))
-    order by k.id
-  ) o
-) as commands, (
-  select json_agg(a.kind) from alerts a
-  where a.device_id = d.id and a.status <> 'resolved'
-    and a.kind in ('cpu_high', 'memory_high', 'disk_high')
-) as high, (
-  select json_agg(json_build_object('id', t.id, 'home', t.node_id)) from terminals t
-  where t.device_id = d.id and t.ended_at is null and t.node_id <> $3
-) as terminals
-from unnest($1::uuid[]) as d(id)`
+with c as (
+  select o.device_id, json_agg(${storedCommand} order by o.id) as commands
+  from commands o
+  where o.device_id = any($1::uuid[]) and o.completed_at is null
+    and o.id >= uuid7_floor(now() - make_interval(days => $2))
+  group by o.device_id
+), a as (
+  select device_id, json_agg(kind) as high from alerts
+  where device_id = any($1::uuid[]) and status <> 'resolved'
+    and kind in ('cpu_high', 'memory_high', 'disk_high')
+  group by device_id
+), t as (
+  select device_id, json_agg(json_build_object('id', id, 'home', node_id)) as terminals
+  from terminals
+  where device_id = any($1::uuid[]) and ended_at is null and node_id <> $3
+  group by device_id
+)
+select device_id as id, commands, high, terminals
+from c full join a using (device_id) full join t using (device_id)`
 
 /**
  * The socket of this epoch is gone, and with it comes what was heard on it last.
@@ -195,7 +201,34 @@ where c.id = any($1::uuid[]) and c.device_id <> i.device_id`
  * $1 ids, $2 device ids, $3 epochs, $4 statuses, $5 results or null, $6 attempts, $7–$10 sent, delivered,
  * started and completed in ms since 1970 or null, $11 event ids, $12 whether the ended row is wanted
  */
-export const commandsSql = `
+export const commandsSql = commandsStatement(true)
+
+/** The same where none is an upgrade or of an execution: a fifth less for a statement of one row. */
+export const plainCommandsSql = commandsStatement(false)
+
+function commandsStatement(all: boolean): string {
+  const columns = all
+    ? `c.execution_id, c.started_at, c.started_at = to_timestamp(i.started / 1000) as begun,
+    ${upgradeColumns},`
+    : ''
+  const upgrades = all
+    ? `
+  union all
+  ${upgradeStartsSql('changed')} and d.id = any($2::uuid[])
+  union all
+  ${upgradeEndsSql('changed')} and d.id = any($2::uuid[])`
+    : ''
+  const more = all
+    ? `, versions as (
+  update devices d set agent_version = c.upgrade, updated_at = now()
+  from changed c
+  where d.id = c.device_id and d.id = any($2::uuid[]) and c.status = 'completed'
+    and d.agent_version is distinct from c.upgrade and c.upgrade is not null
+), counted as (
+  ${countEndsSql('changed')}
+)`
+    : ''
+  return `
 with i as (
   select * from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
     $7::float8[], $8::float8[], $9::float8[], $10::float8[], $11::uuid[], $12::boolean[])
@@ -217,8 +250,7 @@ with i as (
   from i join p on p.id = i.id
   where c.id = i.id and c.id = any($1::uuid[]) and c.device_id = i.device_id
     and ${isOpenSql} and p.fresh
-  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, c.execution_id,
-    c.started_at, c.started_at = to_timestamp(i.started / 1000) as begun, ${upgradeColumns},
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, ${columns}
     i.event_id, case when i.awaited then (
       select row_to_json(t)::text from (select ${commandColumns}, null as "blockedBy") t
     ) end as row
@@ -228,18 +260,8 @@ with i as (
     jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
       'status', c.status)
   from changed c join devices d on d.id = c.device_id
-  where c.completed_at is not null and d.id = any($2::uuid[])
-  union all
-  ${upgradeStartsSql('changed')} and d.id = any($2::uuid[])
-  union all
-  ${upgradeEndsSql('changed')} and d.id = any($2::uuid[])
-), versions as (
-  update devices d set agent_version = c.upgrade, updated_at = now()
-  from changed c
-  where d.id = c.device_id and d.id = any($2::uuid[]) and c.status = 'completed'
-    and d.agent_version is distinct from c.upgrade and c.upgrade is not null
-), counted as (
-  ${countEndsSql('changed')}
-)
+  where c.completed_at is not null and d.id = any($2::uuid[])${upgrades}
+)${more}
 select i.id, coalesce(p.fresh, false) as fresh, c.id is not null as applied, c.row
 from i left join p on p.id = i.id left join changed c on c.id = i.id`
+}

@@ -66,6 +66,8 @@ export interface StoreEvents {
   /** Awaited before devices of these organizations are claimed. */
   beforeClaims(orgIds: string[]): Promise<void>
   onClaimed(claimed: Claimed[]): void
+  /** Claims were tried again: an earlier try, whose end nobody heard, may still run, and raise epochs. */
+  onClaimsRepeated(): void
   /** Other hubs that held devices which were claimed. */
   onClaimedFrom(nodes: string[]): void
   onCommands(outcomes: CommandOutcome[]): void
@@ -131,10 +133,11 @@ export class Store {
     this.nodeId = nodeId
     this.events = events
     this.commands = new CommandWrites(db, events, this.stop.signal)
-    this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.connectGapMs, {
+    this.claims = this.lane('claim', (items) => this.writeClaims(items), limits.claimGapMs, {
       // Nobody may wait for a welcome that never comes: the agent tries again.
       reject: (claim) =>
         events.onClaimed([{ claim, epoch: null, commands: [], high: [], terminals: [] }]),
+      onRepeated: () => events.onClaimsRepeated(),
     })
     this.offlines = this.lane('offline', (items) => this.writeOfflines(items))
     // One statement a second takes them all: nobody reads lastSeenAt to the second.
@@ -234,7 +237,13 @@ export class Store {
     name: string,
     write: (items: T[]) => Promise<void>,
     gapMs = 0,
-    more: { rowsMax?: number; bytesOf?: (item: T) => number; reject?: (item: T) => void } = {},
+    more: {
+      rowsMax?: number
+      bytesOf?: (item: T) => number
+      reject?: (item: T) => void
+      /** Written after tries that PostgreSQL did not answer. */
+      onRepeated?: () => void
+    } = {},
   ): Batcher<T> {
     return new Batcher<T>({
       rowsMax: more.rowsMax ?? limits.storeBatchMax,
@@ -244,17 +253,22 @@ export class Store {
       gapMs,
       ...(more.bytesOf ? { bytesOf: more.bytesOf } : {}),
       onBatch: (rows) => this.events.onBatch(name, rows),
-      write: (items) =>
-        persist(items, {
+      write: async (items) => {
+        let repeated = false
+        await persist(items, {
           write,
           signal: this.stop.signal,
-          onOutage: (error) =>
-            this.problem('PostgreSQL does not take writes; they wait', name, error),
+          onOutage: (error) => {
+            repeated = true
+            this.problem('PostgreSQL does not take writes; they wait', name, error)
+          },
           reject: (item, error) => {
             this.problem('PostgreSQL refused a row; it is dropped', name, error)
             more.reject?.(item)
           },
-        }),
+        })
+        if (repeated) more.onRepeated?.()
+      },
     })
   }
 
