@@ -36,7 +36,10 @@ export type Measured = Exclude<keyof Quiet, 'atSeconds'>
 /** What grows is not judged before this part: caches fill, pools open, code is compiled. */
 const warmUpPart = 1 / 12
 
-/** How much a figure grew: the middle of the last periods less that of the first after the warm-up. */
+/**
+ * A figure of the first round after the warm-up and of the last: the middle of their periods; of memory the lowest,
+ * which is what the hub holds, however much garbage the others had waiting.
+ */
 export function growthOf(
   quiets: readonly Quiet[],
   measured: Measured,
@@ -46,9 +49,10 @@ export function growthOf(
   const warm = quiets.slice(Math.max(0, warmUp))
   const span = Math.max(1, Math.min(round, Math.floor(warm.length / 2)))
   const values = warm.map((quiet) => quiet[measured])
-  const [from, to] = [median(values.slice(0, span)), median(values.slice(-span))]
-  if (from === null || to === null) throw new Error('the soak had no quiet moment')
-  return { from, to }
+  if (values.length === 0) throw new Error('the soak had no quiet moment')
+  const of = (part: readonly number[]) =>
+    measured === 'rssMegabytes' ? Math.min(...part) : median(part)!
+  return { from: of(values.slice(0, span)), to: of(values.slice(-span)) }
 }
 
 /** What is looked at: the hub, and whoever holds sockets of it. */
