@@ -313,6 +313,8 @@ async function onOrganizations(orgIds: string[]): Promise<void> {
 async function reconcile(): Promise<void> {
   try {
     const claimed = await devicesOf(db, data.nodeId)
+    // A hub that goes down leaves their status to the next one.
+    if (leaving) return
     const own = claimed.filter(({ id }) => partOf(id, data.count) === data.index)
     for (const { id, epoch } of own) {
       const device = byId.get(id)
@@ -323,7 +325,7 @@ async function reconcile(): Promise<void> {
       await endLost(db, lost.slice(at, at + limits.sweepBatchMax))
     }
   } catch (error) {
-    log.warn({ err: error }, 'devices without a socket could not be looked for; tried again')
+    log.warn({ err: error }, 'devices could not be compared with their sockets; tried again')
     if (!stopping) setTimeout(() => void reconcile(), limits.storeRetryMs)
   }
 }
