@@ -64,31 +64,37 @@ select device_id as id, epoch::text as epoch, held_by as "from" from claimed`
 
 /**
  * What devices have open: commands, threshold alerts, terminals elsewhere; no row for those that have nothing, which
- * is most of a fleet that comes back. Device by device: with `= any(…)` PostgreSQL 15 reads an index of all that is open.
+ * is most of a fleet that comes back. Commands are found device by device, since for `= any(…)` PostgreSQL 15 reads an
+ * index of all that is open; hence the bounds by sub-select, which is evaluated once, not for each device. Without the
+ * upper one the partitions made for months to come are looked into; it is past what any hub's clock calls now.
  * $1 ids, $2 oldest open command in days, $3 node
  */
 export const loadSql = `
-select * from (
-  select d.id, (
-    select json_agg(${storedCommand} order by o.id)
-    from (
-      select * from commands k
-      where k.device_id = d.id and k.completed_at is null
-        and k.id >= uuid7_floor(now() - make_interval(days => $2))
-      order by k.id
-    ) o
-  ) as commands, (
-    select json_agg(a.kind) from alerts a
-    where a.device_id = d.id and a.status <> 'resolved'
-      and a.kind in ('cpu_high', 'memory_high', 'disk_high')
-  ) as high, (
-    select json_agg(json_build_object('id', t.id, 'home', t.node_id)) from terminals t
-    where t.device_id = d.id and t.ended_at is null and t.node_id <> $3
-  ) as terminals
+with c as (
+  select d.id as device_id, json_agg(o.command order by o.id) as commands
   from unnest($1::uuid[]) as d(id)
-  offset 0
-) as d
-where commands is not null or high is not null or terminals is not null`
+  cross join lateral (
+    select o.id, ${storedCommand} as command
+    from commands o
+    where o.device_id = d.id and o.completed_at is null
+      and o.id >= (select uuid7_floor(now() - make_interval(days => $2)))
+      and o.id < (select uuid7_floor(now() + interval '1 day'))
+    order by o.id
+  ) o
+  group by d.id
+), a as (
+  select device_id, json_agg(kind) as high from alerts
+  where device_id = any($1::uuid[]) and status <> 'resolved'
+    and kind in ('cpu_high', 'memory_high', 'disk_high')
+  group by device_id
+), t as (
+  select device_id, json_agg(json_build_object('id', id, 'home', node_id)) as terminals
+  from terminals
+  where device_id = any($1::uuid[]) and ended_at is null and node_id <> $3
+  group by device_id
+)
+select device_id as id, commands, high, terminals
+from c full join a using (device_id) full join t using (device_id)`
 
 /**
  * The socket of this epoch is gone, and with it comes what was heard on it last.
