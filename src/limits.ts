@@ -178,8 +178,8 @@ export const limits = {
   connectBatchMax: 512,
   /** Between two starts of a connect statement: nobody notices 20 ms, a storm makes 50 statements/s. */
   connectGapMs: 20,
-  /** The same for claims, two statements each and in every shard: 100/s with two of them. */
-  claimGapMs: 40,
+  /** The same for claims, two statements each and in every shard: 80/s with two of them. */
+  claimGapMs: 50,
   /** After claims that PostgreSQL did not answer: whatever tries were given up have run by then. */
   claimDoubtMs: 10_000,
   /** A refused agent is told to come back after up to this. */
