@@ -1,5 +1,6 @@
 // The command that every command scenario sends, the requests that send it, and what is left of them.
 import { requestBytes, type Answer, type Request } from './http_connection.ts'
+import { openLoop, refusals } from './http_load.ts'
 import type { Target } from './lab.ts'
 import { signIn } from './operator.ts'
 import type { Device } from './sim_agent.ts'
@@ -58,6 +59,27 @@ export const completed = { status: 202, holds: '"status":"completed"' } as const
 
 export function isCompleted({ status, body }: Answer): boolean {
   return status === completed.status && body.includes(completed.holds)
+}
+
+const timedPerSecond = 200
+
+/** Sends commands at 200/s in an open loop; the p99 of their round trips in milliseconds. Throws when one failed. */
+export async function timedCommandsP99Ms(
+  { side, origin }: Target,
+  next: () => Buffer,
+  seconds: number,
+): Promise<number> {
+  const load = await openLoop({
+    origin,
+    connections: 64,
+    next,
+    good: isCompleted,
+    seconds,
+    perSecond: timedPerSecond,
+  })
+  const refused = refusals(load)
+  if (refused) throw new Error(`${side} did not complete every command: ${refused}`)
+  return load.latencies.ms(99)
 }
 
 export interface StoredCommands {

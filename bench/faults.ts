@@ -95,7 +95,8 @@ function signal(pid: number, name: NodeJS.Signals): boolean {
 }
 
 /** Has the hub do something to itself; throws when it does not. */
-async function knock(door: string, order: string): Promise<void> {
+/** Has a hub with a door carry out an order; returns when it has. */
+export async function knock(door: string, order: string): Promise<void> {
   const socket = connect(door)
   let answer = ''
   socket.setEncoding('utf8')

@@ -54,12 +54,18 @@ const programFiles: Partial<Record<Side, string>> = {
   passing: 'bench/limits/least.ts',
   least: 'bench/limits/least.ts',
   baseline: 'bench/baseline.ts',
+  page: 'bench/limits/page.ts',
   echo: 'bench/limits/echo.ts',
   relay: 'bench/limits/relay.ts',
 }
 
-/** They have a database of their own. */
-const storingSides: ReadonlySet<Side> = new Set(['hub', 'baseline', 'least'])
+/** Whose database they have: their own, or the one that the hub filled. */
+const databaseOf: Partial<Record<Side, Side>> = {
+  hub: 'hub',
+  baseline: 'baseline',
+  least: 'least',
+  page: 'hub',
+}
 /** They take any name for a device. */
 const knowNoDevices: ReadonlySet<Side> = new Set([
   'bare',
@@ -200,9 +206,8 @@ export class Lab {
     const file = options.program ?? programFiles[side]
     if (file === undefined) throw new Error(`${side} is no program of its own`)
     this.progress.step(`${side}: starting`)
-    const database = storingSides.has(side)
-      ? await this.#database(side, options.statements ?? false)
-      : undefined
+    const owner = databaseOf[side]
+    const database = owner && (await this.#database(owner, options.statements ?? false))
     const credentials = this.#credentials
     const metricsToken = randomBytes(24).toString('base64url')
     const program = await startProgram({

@@ -8,6 +8,7 @@ export type Side =
   | 'passing'
   | 'least'
   | 'rows'
+  | 'page'
   | 'echo'
   | 'relay'
   | 'baseline'

@@ -37,6 +37,24 @@ export function watchRss(pid: number | undefined): RssWatch {
   }
 }
 
+const peakLookMs = 100
+
+/** Watches how much a program grows; `stop` returns the most it had more than at the beginning, in MB. */
+export function watchGrowth(pid: number | undefined): { stop(): number } {
+  if (pid === undefined) return { stop: () => 0 }
+  const before = rssBytes(pid)
+  let most = before
+  const look = () => void (most = Math.max(most, rssBytes(pid)))
+  const timer = setInterval(look, peakLookMs)
+  return {
+    stop() {
+      clearInterval(timer)
+      look()
+      return (most - before) / 2 ** 20
+    },
+  }
+}
+
 /** Keeps the looks as a chart, thinned to what a page can show. */
 export function plotRss(findings: Findings, looks: readonly Look[]): void {
   if (looks.length === 0) return

@@ -31,6 +31,10 @@ const sides: Record<Side, About> = {
     about: "uWebSockets.js and the hub's rows in PostgreSQL, in batches; nothing checked",
   },
   rows: { name: 'limit', about: "PostgreSQL alone: the hub's rows in its batches, no network" },
+  page: {
+    name: 'limit',
+    about: "uWebSockets.js and one prepared statement on the hub's database; nobody checked",
+  },
   echo: { name: 'limit', about: 'node:net alone: sends bytes back' },
   relay: { name: 'limit', about: 'uWebSockets.js alone: what one socket sends goes to the other' },
   baseline: {

@@ -90,13 +90,20 @@ export function findAction(name: string): Action {
   )
 }
 
-const checks = new Map(
-  Object.entries(actions).map(([name, { payload }]) => [name, Compile(payload)] as const),
-)
+const compile = (payload: TObject) => Compile(payload)
+/** Made with the first command of each action. */
+const checks = new Map<string, ReturnType<typeof compile>>()
+
+function checkOf(name: string): ReturnType<typeof compile> | undefined {
+  if (!Object.hasOwn(actions, name)) return undefined
+  const check = checks.get(name) ?? compile(findAction(name).payload)
+  checks.set(name, check)
+  return check
+}
 
 /** What is wrong with a payload, as paths below it and sentences; empty when it is well. */
 export function payloadErrors(name: string, payload: unknown): ErrorDetail[] {
-  const check = checks.get(name)
+  const check = checkOf(name)
   if (check === undefined || check.Check(payload)) return []
   return detailsOf(check.Errors(payload), findAction(name).payload)
 }

@@ -6,12 +6,12 @@ import { plainArray, textArray, type Database } from './db.ts'
 import { AppError } from './errors.ts'
 import { isUuid } from './ids.ts'
 import { limits } from './limits.ts'
+import type { TokenState } from './protocol.ts'
 
 export interface AgentIdentity {
   deviceId: string
   orgId: string
-  /** It came with the new one of two tokens. */
-  tokenRotated: boolean
+  token: TokenState
 }
 
 interface Waiting {
@@ -26,6 +26,7 @@ interface TokenRow extends Record<string, unknown> {
   orgId: string
   current: boolean
   next: boolean
+  old: boolean
   gone: boolean
   suspended: boolean
 }
@@ -70,6 +71,7 @@ export class AgentTokens {
       const rows = await this.db.query<TokenRow>(tokensSql, [
         plainArray(items.map((item) => item.deviceId)),
         textArray(items.map((item) => item.hash)),
+        limits.agentTokenDays,
       ])
       const byNumber = new Map(rows.map((row) => [row.n, row]))
       for (const [n, item] of items.entries()) this.answer(item, byNumber.get(n))
@@ -94,7 +96,7 @@ export class AgentTokens {
     item.resolve({
       deviceId: item.deviceId,
       orgId: this.interned(row.orgId),
-      tokenRotated: row.next && !row.current,
+      token: row.next && !row.current ? 'next' : row.old ? 'old' : 'current',
     })
   }
 
@@ -112,7 +114,8 @@ function wrongToken(): AppError {
 
 const tokensSql = `
 select (i.n - 1)::int as n, d.org_id as "orgId", d.token_hash = i.hash as current,
-  coalesce(d.next_token_hash = i.hash, false) as next, d.decommissioned_at is not null as gone,
+  coalesce(d.next_token_hash = i.hash, false) as next,
+  d.token_made_at < now() - make_interval(days => $3) as old, d.decommissioned_at is not null as gone,
   o.status = 'suspended' as suspended
 from unnest($1::uuid[], $2::bytea[]) with ordinality as i(device_id, hash, n)
 join devices d on d.id = i.device_id

@@ -21,3 +21,30 @@ export function allowance(perMinute: number, burst: number): (holder: Allowance)
     return true
   }
 }
+
+/** What was taken by sockets that have closed: a new socket of the same agent goes on from there. */
+export class SpentAllowances {
+  // Who closed first comes first.
+  private readonly fullMs = new Map<string, number>()
+  private readonly max: number
+
+  constructor(max: number) {
+    this.max = max
+  }
+
+  keep(agent: string, fullMs: number): void {
+    const most = Math.max(fullMs, this.of(agent))
+    this.fullMs.delete(agent)
+    if (most <= performance.now() - startedMs) return
+    this.fullMs.set(agent, most)
+    if (this.fullMs.size <= this.max) return
+    for (const first of this.fullMs.keys()) {
+      this.fullMs.delete(first)
+      return
+    }
+  }
+
+  of(agent: string): number {
+    return this.fullMs.get(agent) ?? 0
+  }
+}

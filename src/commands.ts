@@ -77,6 +77,7 @@ export class Commands {
   private readonly batcher: Batcher<Waiting>
   private readonly waiters = new Map<string, Set<Waker>>()
   private waiterCount = 0
+  private released = false
   private readonly options: CommandsOptions
 
   constructor(options: CommandsOptions) {
@@ -123,7 +124,7 @@ export class Commands {
     seconds: number,
     onAbort: (gone: () => void) => void,
   ): Promise<string | undefined> {
-    if (this.waiterCount >= limits.waitersMax) return undefined
+    if (this.released || this.waiterCount >= limits.waitersMax) return undefined
     this.waiterCount++
     const wakers = this.waiters.get(id) ?? new Set()
     this.waiters.set(id, wakers)
@@ -150,6 +151,7 @@ export class Commands {
 
   /** Answers everyone who waits with what there is: the hub goes down. */
   release(): void {
+    this.released = true
     for (const wakers of this.waiters.values()) for (const wake of wakers) wake()
   }
 
@@ -186,6 +188,7 @@ export class Commands {
       // The statement is one: when it failed, nobody's row is there. What one row spoiled must not
       // reach the callers of the others.
       if (items.length === 1 || error instanceof AppError) {
+        if (isInDoubt(error)) this.doubt(items)
         for (const item of items) item.reject(error)
         return
       }
@@ -221,6 +224,8 @@ export class Commands {
         item.reject(refusalOf(byNumber.get(items.indexOf(item))))
       } else if (first.same) {
         const { id, ended, createdMs, expiresMs } = first
+        // Whoever accepted it may not have lived to tell.
+        if (!ended) this.options.shards.check(item.command.deviceId, id)
         item.resolve({ id, fresh: false, ended, createdMs, expiresMs, blockedBy: null })
       } else {
         item.reject(
@@ -231,6 +236,18 @@ export class Commands {
         )
       }
     }
+  }
+
+  /**
+   * The answer was lost, which says nothing of the commit: the devices' actors look, now and once more when a
+   * statement that was given up has run at the latest. Their callers repeat under an Idempotency-Key, or ask.
+   */
+  private doubt(items: readonly Waiting[]): void {
+    const look = () => {
+      for (const { command, id } of items) this.options.shards.check(command.deviceId, id)
+    }
+    look()
+    setTimeout(look, limits.doubtMs).unref()
   }
 
   private tell({ command, id, createdMs }: Waiting): void {
@@ -265,6 +282,11 @@ function acceptedOf(item: Waiting, row: AcceptRow): Accepted {
         : null
   const expiresMs = createdMs + command.expiresInSeconds * 1000
   return { id, fresh: true, ended: false, createdMs, expiresMs, blockedBy }
+}
+
+/** False where the statement was not even begun. */
+function isInDoubt(error: unknown): boolean {
+  return error instanceof AppError && error.code === 'UNAVAILABLE'
 }
 
 function refusalOf(row: AcceptRow | undefined): AppError {

@@ -5,7 +5,7 @@ import { fileURLToPath } from 'node:url'
 import { join } from 'node:path'
 import type { Config } from './config.ts'
 import { missingRole } from './database_rights.ts'
-import { isConnectionFailure, openDatabase } from './db.ts'
+import { isConnectionFailure, openDatabase, sqlState } from './db.ts'
 import { startEmbedded } from './embedded.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
@@ -91,7 +91,8 @@ async function waitForDatabase(url: string, say: (line: string) => void): Promis
         if (error instanceof StartError) throw error
         const cause = error instanceof AppError ? error.cause : error
         const reason = cause instanceof Error ? cause.message || String(cause) : String(cause)
-        if (!(error instanceof AppError) && !isConnectionFailure(error)) {
+        const isRefused = /^(28|3D)/.test(sqlState(error) ?? '')
+        if (isRefused || (!(error instanceof AppError) && !isConnectionFailure(error))) {
           throw new StartError(`${where} refuses: ${reason}`, 1)
         }
         const leftMs = giveUpMs - performance.now()

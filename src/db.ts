@@ -50,6 +50,7 @@ export function openDatabase(options: DatabaseOptions): Database {
   const pool = new pg.Pool({ ...connection(options), max: options.connections, min: 0 })
   // Without a listener a connection that dies idle would end the process.
   pool.on('error', (error) => options.onIdleError?.(error))
+  const prepared = preparing(options.planEach ? limits.searchNamesMax : limits.statementNamesMax)
   return {
     name: options.name,
     query: async <T extends Row>(text: string, values: readonly unknown[] = []) => {
@@ -59,7 +60,7 @@ export function openDatabase(options: DatabaseOptions): Database {
         throw translate(error, pool)
       }
     },
-    transaction: (work) => inTransaction(pool, work),
+    transaction: (work) => inTransaction(pool, prepared, work),
     counts: () => ({ total: pool.totalCount, idle: pool.idleCount, waiting: pool.waitingCount }),
     close: () => pool.end(),
   }
@@ -87,12 +88,19 @@ export function connection(
     connectionString: options.url,
     application_name: `muster ${options.name}`,
     connectionTimeoutMillis: limits.checkoutMsMax,
+    // A host that is gone says nothing, and TCP would wait for minutes: the server's own deadline is not enough.
+    query_timeout: (options.statementMsMax ?? limits.statementMsMax) + limits.statementGraceMs,
     keepAlive: true,
+    keepAliveInitialDelayMillis: limits.keepAliveMs,
     options: settings.map((setting) => `-c ${setting}`).join(' '),
   }
 }
 
-async function inTransaction<T>(pool: pg.Pool, work: (tx: Queryable) => Promise<T>): Promise<T> {
+async function inTransaction<T>(
+  pool: pg.Pool,
+  prepared: Prepare,
+  work: (tx: Queryable) => Promise<T>,
+): Promise<T> {
   let client: pg.PoolClient
   try {
     client = await pool.connect()
@@ -114,9 +122,13 @@ async function inTransaction<T>(pool: pg.Pool, work: (tx: Queryable) => Promise<
     await client.query('commit')
     return result
   } catch (error) {
-    await client.query('rollback').catch((failure: Error) => {
-      broken = failure
-    })
+    // A rollback would wait behind a statement that nobody answers.
+    if (isReadTimeout(error)) broken = error
+    else {
+      await client.query('rollback').catch((failure: Error) => {
+        broken = failure
+      })
+    }
     throw translate(error, pool)
   } finally {
     client.off('error', onError)
@@ -124,28 +136,41 @@ async function inTransaction<T>(pool: pg.Pool, work: (tx: Queryable) => Promise<
   }
 }
 
-const statementNames = new Map<string, string>()
+function isReadTimeout(error: unknown): error is Error {
+  return error instanceof Error && error.message === 'Query read timeout'
+}
 
-/** Texts are built from a closed set of fragments, so the names are few; the bound catches a mistake. */
-function prepared(text: string, values: readonly unknown[]): pg.QueryConfig {
-  let name = statementNames.get(text)
-  if (name === undefined) {
-    if (statementNames.size >= 2000) throw new Error('a statement text is made from data')
-    name = createHash('sha256').update(text).digest('base64url').slice(0, 20)
-    statementNames.set(text, name)
+type Prepare = (text: string, values: readonly unknown[]) => pg.QueryConfig
+
+/**
+ * Names the statements of a pool, so that each connection parses them once. Texts are built from a closed set of
+ * fragments, but filters multiply: past the bound the others go without a name, and are parsed with every call.
+ */
+function preparing(namesMax: number): Prepare {
+  const names = new Map<string, string>()
+  return (text, values) => {
+    let name = names.get(text)
+    if (name === undefined && names.size < namesMax) {
+      name = createHash('sha256').update(text).digest('base64url').slice(0, 20)
+      names.set(text, name)
+    }
+    return { ...(name === undefined ? {} : { name }), text, values: values as unknown[] }
   }
-  return { name, text, values: values as unknown[] }
 }
 
 /** True for a failure of the connection or the server, where the same statement may succeed later. */
 export function isConnectionFailure(error: unknown): boolean {
   if (!(error instanceof Error)) return false
   const code = 'code' in error && typeof error.code === 'string' ? error.code : ''
-  // 08 connection, 57P admin shutdown and crash, 53 out of resources, 40 retryable conflict.
-  if (/^(08|57P|53|40)/.test(code) || code === '57014' || code === '25006') return true
+  // 08 connection, 28 sign-in, 3D no such database, 57P admin shutdown and crash, 53 out of resources, 58 its
+  // machine, 40 retryable conflict.
+  if (/^(08|28|3D|57P|53|58|40)/.test(code) || code === '57014' || code === '25006') return true
   if (/^E[A-Z]+$/.test(code)) return true
+  // A certificate that is refused, by whichever side.
+  if (/^(ERR_TLS_|ERR_SSL_|CERT_|UNABLE_TO_|DEPTH_ZERO_|SELF_SIGNED_)/.test(code)) return true
   return (
-    /connection|timeout exceeded|Client was closed/i.test(error.message) && !/^\w{5}$/.test(code)
+    /connection|timeout exceeded|query read timeout|Client was closed|^SASL/i.test(error.message) &&
+    !/^\w{5}$/.test(code)
   )
 }
 

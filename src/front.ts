@@ -1,15 +1,14 @@
 // The uWebSockets.js adapter of agents' sockets: authenticates before the upgrade, keeps the socket,
 // passes frames on unparsed, writes frames out. Every rule about devices is the actor's.
 import type { HttpRequest, HttpResponse, TemplatedApp, WebSocket } from 'uWebSockets.js'
-import { clientAddress } from './address.ts'
-import { allowance } from './allowance.ts'
+import { allowance, SpentAllowances } from './allowance.ts'
 import { AgentTokens, type AgentIdentity } from './agent_tokens.ts'
 import { AppError } from './errors.ts'
 import { errorReply, sendReply } from './http_reply.ts'
-import { requestIdOf } from './http_request.ts'
+import { callerAddress, requestIdOf } from './http_request.ts'
 import { bearer } from './http_headers.ts'
 import { limits } from './limits.ts'
-import { agentSubprotocol, closeCodes } from './protocol.ts'
+import { agentSubprotocol, closeCodes, type TokenState } from './protocol.ts'
 import type { Context } from './route.ts'
 import type { SocketOf, Sockets } from './shards.ts'
 
@@ -21,7 +20,7 @@ interface Agent {
   orgId: string
   ip: string
   shard: number
-  tokenRotated: boolean
+  token: TokenState
   /** Counts welcomes: of two sockets of one device the newer one has the larger number. 0 before it. */
   order: number
   /** Milliseconds of this process at which the frame allowance is full again. */
@@ -45,6 +44,7 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
   )
   const gate = new Gate(ctx, tokens)
   const frames = allowance(ctx.config.rates.FRAMES, ctx.config.rates.FRAMES_BURST)
+  const spent = new SpentAllowances(limits.spentAllowancesMax)
   let conns = 0
   let welcomed = 0
   let opened: WebSocket<Agent> | undefined
@@ -63,13 +63,13 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       const protocols = req.getHeader('sec-websocket-protocol')
       const request = gate.read(res, req)
       void gate.admit(request, protocols).then(
-        ({ deviceId, orgId, tokenRotated }) => {
+        ({ deviceId, orgId, token }) => {
           ctx.metrics.connects.inc({ outcome: 'accepted' })
           if (request.aborted) return
           const shard = ctx.shards.of(deviceId)
           const { ip } = request
-          const place = { conn: -1, deviceId, orgId, ip, shard, tokenRotated }
-          const agent = { ...place, order: 0, fullMs: 0 }
+          const place = { conn: -1, deviceId, orgId, ip, shard, token }
+          const agent = { ...place, order: 0, fullMs: spent.of(deviceId) }
           // Nothing but the upgrade happens while corked: on its way out, cork() reads memory that the
           // upgrade has just given back (uNetworking/uWebSockets#1928), and closes the socket when an
           // allocation made inside has reused it. So `open` only notes the socket.
@@ -104,7 +104,8 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
       ctx.log.warn({ deviceId: ws.getUserData().deviceId }, 'an agent reads too slowly; closed')
     },
     close(ws, code) {
-      const { conn, deviceId } = ws.getUserData()
+      const { conn, deviceId, fullMs } = ws.getUserData()
+      spent.keep(deviceId, fullMs)
       if (conn === -1) {
         opened = undefined
         return
@@ -139,8 +140,8 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
     agent.conn = conns++
     sockets.set(agent.conn, ws)
     ctx.metrics.agents.set(sockets.size)
-    const { conn, deviceId, orgId, ip, tokenRotated } = agent
-    const socket = { conn, deviceId, orgId, ip, tokenRotated, resumed: false }
+    const { conn, deviceId, orgId, ip, token } = agent
+    const socket = { conn, deviceId, orgId, ip, token, resumed: false }
     ctx.shards.tell(deviceId, { type: 'connect', ...socket })
   }
 
@@ -250,11 +251,10 @@ class Gate {
   /** Copies what is needed of a request that is dead after this turn. */
   read(res: HttpResponse, req: HttpRequest): AgentRequest {
     const remote = Buffer.from(res.getRemoteAddressAsText()).toString('latin1')
-    const forwarded = req.getHeader('x-forwarded-for')
     const request: AgentRequest = {
       deviceId: (req.getParameter(0) ?? '').toLowerCase(),
       token: bearer(req.getHeader('authorization')),
-      ip: clientAddress(remote, forwarded, this.ctx.config.trustedProxies),
+      ip: callerAddress(req, remote, this.ctx.config.trustedProxies),
       requestId: requestIdOf(req.getHeader('x-request-id')),
       aborted: false,
     }

@@ -30,7 +30,7 @@ interface DevicesWanted {
 export function devicesSql({ ids, node, more = [] }: DevicesWanted): string {
   const columns = more.map((column) => `d.${column}, `).join('')
   return `d as (
-  select d.id, d.org_id, d.site_id, ${columns}p.status, p.status = 'decommissioned' as gone,
+  select d.id, d.org_id, d.site_id, ${columns}p.status, coalesce(p.status = 'decommissioned', false) as gone,
     o.status = 'suspended' as suspended, ${hereSql(node)} as here,
     ${elsewhereSql(node)} as elsewhere
   from device_presence p
@@ -79,18 +79,16 @@ where p.elsewhere is not null
 order by i.command_id
 returning node_id as node`
 
-/** $1 this hub, $2 rows. In the order in which they were handed over. */
+/** $1 this hub, $2 rows. In the order in which they were handed over; they stay until `takenSql`. */
 export const takeSql = `
 with h as materialized (
-  delete from handoffs where node_id = $1 and id = any(array(
-    select id from handoffs where node_id = $1 order by id limit $2))
-  returning id, device_id, command_id, origin
+  select id, device_id, command_id, origin from handoffs where node_id = $1 order by id limit $2
 ), c as materialized (
   select id, device_id, completed_at is not null as ended, cancel_requested_at, action,
     payload::text as payload, timeout_seconds, created_at, expires_at, execution_id
   from commands where id = any(array(select command_id from h where command_id is not null))
 )
-select h.device_id as "deviceId", p.node_id as "nodeId", p.epoch::text as epoch,
+select h.id::text as row, h.device_id as "deviceId", p.node_id as "nodeId", p.epoch::text as epoch,
   p.status = 'decommissioned' as gone, d.site_id as "siteId", h.command_id as "commandId", h.origin,
   c.ended, c.cancel_requested_at is not null as "cancelRequested", c.action, c.payload,
   c.timeout_seconds as "timeoutSeconds",
@@ -98,12 +96,14 @@ select h.device_id as "deviceId", p.node_id as "nodeId", p.epoch::text as epoch,
   floor(extract(epoch from c.expires_at) * 1000)::float8 as "expiresMs",
   c.execution_id as "executionId"
 from h
-join device_presence p on p.device_id = h.device_id
-join devices d on d.id = h.device_id
+left join device_presence p on p.device_id = h.device_id
+  and p.device_id = any(array(select device_id from h))
+left join devices d on d.id = h.device_id and d.id = any(array(select device_id from h))
 left join c on c.id = h.command_id and c.device_id = h.device_id
-where p.device_id = any(array(select device_id from h))
-  and d.id = any(array(select device_id from h))
 order by h.id`
+
+/** What was told is done with. $1 this hub, $2 ids of rows */
+export const takenSql = `delete from handoffs where node_id = $1 and id = any($2::bigint[])`
 
 /** $1 ids of commands */
 export const endsSql = `

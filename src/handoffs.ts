@@ -4,8 +4,8 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
 import { everyHub, uuidsIn, type Bus } from './bus.ts'
-import type { Database } from './db.ts'
-import { endsSql, takeSql } from './handoff_sql.ts'
+import { plainArray, type Database } from './db.ts'
+import { endsSql, takenSql, takeSql } from './handoff_sql.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
@@ -26,9 +26,12 @@ export interface HandoffsOptions {
 }
 
 interface Taken extends Record<string, unknown> {
+  /** Its place in the table. */
+  row: string
   deviceId: string
   nodeId: string | null
-  epoch: string
+  /** Null: there is no such device any more. */
+  epoch: string | null
   gone: boolean
   siteId: string
   commandId: string | null
@@ -139,12 +142,26 @@ export class Handoffs {
       }
       metrics.handoffs.inc({ found }, rows.length)
       for (const row of rows) this.tell(row)
+      if (rows.length > 0 && !(await this.done(rows))) return
     } while (this.again || rows.length === limits.handoffBatchMax)
+  }
+
+  /** Whoever is told twice knows it; a row that was deleted and not told would be lost. */
+  private async done(rows: readonly Taken[]): Promise<boolean> {
+    const { db, log, nodeId } = this.options
+    try {
+      await db.query(takenSql, [nodeId, plainArray(rows.map(({ row }) => row))])
+      return true
+    } catch (error) {
+      log.debug({ err: error }, 'what other hubs handed over is told once more')
+      return false
+    }
   }
 
   private tell(row: Taken): void {
     const { shards, nodeId, onSite } = this.options
     const { deviceId, commandId: id, ended } = row
+    if (row.epoch === null) return
     if (row.gone) return shards.tell(deviceId, { type: 'decommissioned', deviceId })
     if (row.nodeId !== nodeId) {
       // Who claimed it has read its queue after the change; here it is over.

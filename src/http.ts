@@ -1,25 +1,32 @@
 // The uWebSockets.js HTTP adapter: body cap, abort safety, cork, access log. The only catch and the only
 // place where an error becomes a status. Knows no resource.
 import type { HttpRequest, HttpResponse, TemplatedApp } from 'uWebSockets.js'
-import { clientAddress } from './address.ts'
 import { auditOf } from './audit.ts'
 import { can, operations, type Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
 import { AppError } from './errors.ts'
 import { bearer } from './http_headers.ts'
 import { beginReply, errorReply, jsonText, sendReply } from './http_reply.ts'
-import { badIdempotencyKey, isBadKey, parseQuery, readBody, requestIdOf } from './http_request.ts'
+import {
+  badIdempotencyKey,
+  callerAddress,
+  isBadKey,
+  parseQuery,
+  readBody,
+  requestIdOf,
+} from './http_request.ts'
 import { writeBytes, writeChunks, type ByteSource, type Reader } from './http_stream.ts'
 import { limits } from './limits.ts'
 import {
   invalid,
-  isUnstorable,
+  nothingSent,
   parameterNames,
   type Context,
   type Reply,
   type ReplyStream,
   type Route,
 } from './route.ts'
+import { isUnstorable } from './schema_values.ts'
 import { openStream } from './sse.ts'
 
 export interface HttpServer {
@@ -113,7 +120,7 @@ class Exchange {
     this.method = req.getCaseSensitiveMethod()
     this.requestId = requestIdOf(req.getHeader('x-request-id'))
     const remote = Buffer.from(res.getRemoteAddressAsText()).toString('latin1')
-    this.ip = clientAddress(remote, req.getHeader('x-forwarded-for'), ctx.config.trustedProxies)
+    this.ip = callerAddress(req, remote, ctx.config.trustedProxies)
     this.userAgent = cleanText(req.getHeader('user-agent'), limits.userAgentCharsMax)
     this.authorization = route.may === 'public' ? '' : req.getHeader('authorization')
     this.contentType = req.getHeader('content-type')
@@ -226,6 +233,7 @@ class Exchange {
     if (!route.query && this.queryText !== '') parseQuery(this.queryText)
     if (route.body) this.requirePlainJson(body !== '')
     if (body instanceof AppError) throw body
+    if (!route.body && body !== '' && route.at === 'base') this.requireNothing(body)
     return route.handle(ctx, {
       params,
       query,
@@ -274,16 +282,17 @@ class Exchange {
     }
   }
 
+  /** Where nothing is asked for, `{}` may be sent, and what is not known is refused as everywhere. */
+  private requireNothing(text: string): void {
+    this.requirePlainJson(true)
+    nothingSent.check(parsed(text))
+  }
+
   private checkedBody(text: string): unknown {
     const { route } = this
     if (text === '' && route.bodyOptional) return route.body?.check({})
     if (text === '') throw invalid('', 'must be a JSON object; there is none')
-    let value: unknown
-    try {
-      value = JSON.parse(text)
-    } catch (error) {
-      throw new AppError('INVALID_JSON', 'the body is not valid JSON', { cause: error })
-    }
+    const value = parsed(text)
     // Both can only come as an escape: the bytes were checked as UTF-8.
     if (text.includes('\\u') && isUnstorable(value)) {
       throw invalid('', 'holds U+0000 or half a surrogate pair, which no string may')
@@ -313,7 +322,7 @@ class Exchange {
         auditOf(call, {
           action: 'request.denied',
           resourceType: this.route.tag,
-          resourceId: this.params['id'] ?? null,
+          resourceId: this.params['id']?.toLowerCase() ?? null,
           orgId: actor.orgId,
           result: 'denied',
           details,
@@ -370,6 +379,14 @@ class Exchange {
     const before = server.probed.get(route)
     server.probed.set(route, status)
     return status === before && status < 400
+  }
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text)
+  } catch (error) {
+    throw new AppError('INVALID_JSON', 'the body is not valid JSON', { cause: error })
   }
 }
 

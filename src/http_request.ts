@@ -1,6 +1,7 @@
 // What is read of an HTTP request before anybody knows what it asks for: its id, its query, its body.
 import { isUtf8 } from 'node:buffer'
 import type { HttpRequest, HttpResponse } from 'uWebSockets.js'
+import { clientAddress } from './address.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
 import { invalid } from './route.ts'
@@ -93,4 +94,19 @@ function tooLarge(): AppError {
 function decode(bytes: Buffer): string | AppError {
   if (isUtf8(bytes)) return bytes.toString('utf8')
   return new AppError('INVALID_JSON', 'the body is not UTF-8')
+}
+
+/** Where the caller is; `remote` is the socket's address. A proxy may add a line of its own below the caller's. */
+export function callerAddress(
+  req: HttpRequest,
+  remote: string,
+  trusted: readonly string[],
+): string {
+  const lines: string[] = []
+  if (trusted.length > 0 && req.getHeader('x-forwarded-for') !== '') {
+    req.forEach((name, value) => {
+      if (name === 'x-forwarded-for') lines.push(value)
+    })
+  }
+  return clientAddress(remote, lines.join(', '), trusted)
 }

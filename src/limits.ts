@@ -172,16 +172,20 @@ export const limits = {
   jsonDepthMax: 64,
   /** Bytes waiting in one agent's socket before it is closed as a slow reader: two of the largest frames. */
   backpressureBytesMax: 8 * 1024 * 1024,
+  /** Agents whose frames are remembered past their socket: about 100 bytes each; the earliest are forgotten. */
+  spentAllowancesMax: 10_000,
   /** Upgrades waiting for their token check; past it 503. About 1 KB each. */
   connectQueueMax: 20_000,
   /** Token checks, claims: rows in one statement. 512 rows take PostgreSQL about 5 ms. */
   connectBatchMax: 512,
+  /** An agent that connects with an older token is given a new one; the old one serves until that was used. */
+  agentTokenDays: 30,
   /** Between two starts of a connect statement: nobody notices 20 ms, a storm makes 50 statements/s. */
   connectGapMs: 20,
   /** The same for claims, two statements each and in every shard: 80/s with two of them. */
   claimGapMs: 50,
-  /** After claims that PostgreSQL did not answer: whatever tries were given up have run by then. */
-  claimDoubtMs: 10_000,
+  /** After statements that PostgreSQL did not answer: those that were given up have run by then. */
+  doubtMs: 20_000,
   /** A refused agent is told to come back after up to this. */
   acceptRetrySecondsMax: 30,
   /** An agent of a suspended organization asks again after this, and up to this part of it later. */
@@ -329,6 +333,11 @@ export const limits = {
   storeBatchBytesMax: 8 * 1024 * 1024,
   /** Results waiting for PostgreSQL in one shard; past it the shard stops confirming frames. */
   storeBytesMax: 128 * 1024 * 1024,
+  /** Frames of one agent while its claim is under way, and their bytes: two of the largest. */
+  heldFramesMax: 256,
+  heldBytesMax: 8 * 1024 * 1024,
+  /** Results of ids that are not open, waiting in one shard; past it agents send them again. */
+  strayBytesMax: 32 * 1024 * 1024,
   storeRowsMax: 50_000,
   /** Between tries while PostgreSQL is away. */
   storeRetryMs: 500,
@@ -507,6 +516,10 @@ export const limits = {
   waitersReadMax: 1_000,
   /** A shard that does not answer for this long is replaced. */
   shardAnswerMsMax: 10_000,
+  /** Statements that a connection keeps, some 50 KB of PostgreSQL's memory each; a hub has about 400 texts in all. */
+  statementNamesMax: 1_000,
+  /** The same where searches are planned for their filters, of which there are thousands. */
+  searchNamesMax: 500,
   /** Connections per pool, 42 with two shards: PostgreSQL's default of 100 serves two hubs. */
   poolOperators: 8,
   poolCommands: 4,
@@ -524,6 +537,10 @@ export const limits = {
   /** Waiting for a pooled connection. */
   checkoutMsMax: 5_000,
   statementMsMax: 15_000,
+  /** How much later the hub itself gives a statement up: PostgreSQL's refusal, which is certain, comes first. */
+  statementGraceMs: 5_000,
+  /** A connection to PostgreSQL that is silent for so long is asked whether the other side is there. */
+  keepAliveMs: 10_000,
   /** Partitions are made this many months ahead. */
   partitionMonthsAhead: 3,
 } as const

@@ -120,7 +120,7 @@ function errorStatuses(route: Route): number[] {
     [404, route.params !== undefined],
     [409, !reads],
     [413, !reads],
-    [415, route.body !== undefined],
+    [415, !reads],
     [429, mayBeLimited(route)],
     [500, true],
     [503, !bare],

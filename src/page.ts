@@ -63,7 +63,7 @@ export function pager(
   query: { limit?: number; cursor?: string },
 ): Pager {
   const limit = query.limit ?? limits.pageSizeDefault
-  const bound = JSON.stringify(binding)
+  const bound = JSON.stringify(binding, sortedMembers)
   const sign = (keys: string) =>
     createHmac('sha256', secret).update(keys).update('\n').update(bound).digest().subarray(0, 16)
   const encode = (keys: Keys) => {
@@ -95,6 +95,12 @@ export function pager(
       return `{"data":[${items}],"pagination":{"hasMore":${last !== undefined},"cursor":${cursor}}}`
     },
   }
+}
+
+/** Filters in any order are the same filters. */
+function sortedMembers(_: string, value: unknown): unknown {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return value
+  return Object.fromEntries(Object.entries(value).toSorted(([a], [b]) => (a < b ? -1 : 1)))
 }
 
 export type PageQuery = Static<ReturnType<typeof Type.Object<typeof pageQuery>>>

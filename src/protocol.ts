@@ -135,6 +135,10 @@ export type AgentFrame =
 /** Actions that may run beside the one other command of a device: they look at or end what hangs. */
 const concurrentActions = new Set(['list_processes', 'kill_process'])
 
+/** SQL: whether the command `c` may run beside another one. */
+export const isConcurrentSql = (c: string) =>
+  `${c}.action in ('${Array.from(concurrentActions).join("', '")}')`
+
 /** True when commands of this action may run beside another one; unknown actions may not. */
 export function isConcurrent(action: string): boolean {
   return concurrentActions.has(action)
@@ -168,6 +172,9 @@ export interface CommandMessage {
  */
 export type ToShard = number | string | ShardMessage
 
+/** Of the token that an agent came with. `next`: the new one of two, so the other ends; `old`: it gets a new one. */
+export type TokenState = 'current' | 'next' | 'old'
+
 export type ShardMessage =
   | {
       type: 'connect'
@@ -178,8 +185,7 @@ export type ShardMessage =
       ip: string | null
       /** The socket outlived its shard: claim again, but do not welcome the agent twice. */
       resumed: boolean
-      /** The agent used its new token, so the old one ends. */
-      tokenRotated: boolean
+      token: TokenState
     }
   /** A replaced shard has heard of every open socket of its devices: the others have none. */
   | { type: 'replayed' }
@@ -189,6 +195,8 @@ export type ShardMessage =
   | { type: 'command'; deviceId: string; command: CommandMessage }
   /** As another hub handed it over: open when it was read. */
   | { type: 'handed'; deviceId: string; command: CommandMessage }
+  /** PostgreSQL may hold this open command and nobody have told of it: ask. */
+  | { type: 'check'; deviceId: string; id: string }
   /** A connection with this epoch holds the device, on another hub unless it is the one here. */
   | { type: 'superseded'; deviceId: string; epoch: number }
   | { type: 'cancel'; deviceId: string; id: string; ask: number }

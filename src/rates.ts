@@ -27,6 +27,8 @@ export interface RateLimits {
   mayConnect(deviceId: string): RateHeaders
   /** An enrollment, right or wrong; also refused while too many from here were wrong. */
   enroll(ip: string): RateHeaders
+  /** Counts nothing: of guesses sent in parallel, only as many as the rate allows learn whether they were right. */
+  mayEnroll(ip: string): RateHeaders
   enrollFailed(ip: string): RateHeaders
   /**
    * Counts nothing: refused while too many logins failed. Ask it before hashing and again after: of
@@ -68,7 +70,8 @@ export function rateLimits(
       const network = networkOf(ip)
       return admitted([enrollFailures.peek(network), enroll.take(network)])
     },
-    enrollFailed: (ip) => told([enrollFailures.take(networkOf(ip))]),
+    mayEnroll: (ip) => admitted([enrollFailures.peek(networkOf(ip))]),
+    enrollFailed: (ip) => admitted([enrollFailures.take(networkOf(ip))]),
     login: (ip, email) => admitted([loginIp.peek(networkOf(ip)), login.peek(person(ip, email))]),
     loginFailed: (ip, email) => told([loginIp.take(networkOf(ip)), login.take(person(ip, email))]),
     loginSucceeded: (ip, email) => login.clear(person(ip, email)),

@@ -22,6 +22,7 @@ import type { Passwords } from './passwords.ts'
 import type { RateLimits } from './rates.ts'
 import type { Releases } from './releases.ts'
 import { detailsOf } from './schema_errors.ts'
+import { fromTexts, lowering, repeats, trimming, withoutUnique } from './schema_values.ts'
 import type { Shards } from './shards.ts'
 import type { Slots } from './slots.ts'
 import type { TerminalRelay } from './terminal_relay.ts'
@@ -185,7 +186,7 @@ interface RouteOptions<
   handle: (ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>) => Promise<Reply> | Reply
 }
 
-/** Makes a route; the schemas are compiled once, here. */
+/** Makes a route; its schemas are compiled once. */
 export function route<
   P extends TObject | undefined = undefined,
   Q extends TObject | undefined = undefined,
@@ -200,15 +201,20 @@ export function route<
     headers: [],
     ...rest,
     params: params && checker(params, ''),
-    query: query && checker(query, 'query', true),
+    query: query || rest.at !== 'origin' ? checker(query ?? none, 'query', true) : undefined,
     body: body && checker(body, ''),
     // The checkers make exactly these types out of unknown; the table itself is untyped.
     handle: handle as Route['handle'],
   }
 }
 
+const none = Type.Object({})
+
 /** The `:id` of most routes. */
 export const idParams = Type.Object({ id: Type.String({ format: 'uuid' }) })
+
+/** The body of a request that carries nothing. */
+export const nothingSent = checker(none, '')
 
 // Path of a route parameter → the names in it, as uWebSockets.js numbers them.
 export function parameterNames(path: string): string[] {
@@ -216,42 +222,32 @@ export function parameterNames(path: string): string[] {
 }
 
 /**
- * Compiles a schema. Unknown members are refused by name. `textual` reads numbers and booleans from
+ * Checks by a schema. Unknown members are refused by name. `textual` reads numbers and booleans from
  * the texts of a query string, and only where the schema asks for one.
  */
 function checker(schema: TObject, prefix: '' | 'query', textual = false): Checker {
   const closed = { ...schema, additionalProperties: false }
-  const compiled = Compile(closed)
-  const trimmed = Object.entries(schema.properties).flatMap(([name, member]) =>
-    isTrimmed(member) ? [name] : [],
-  )
+  const plain = withoutUnique(closed)
+  // With the first call: most routes are never called between two starts, and compiled schemas are megabytes.
+  const compile = () => Compile(plain)
+  let compiled: ReturnType<typeof compile> | undefined
+  const [trim, lower] = [trimming(schema), lowering(schema)]
+  const refuse = (details: ErrorDetail[]) => {
+    const at = prefix ? `/${prefix}` : ''
+    throw refusal(details.map(({ path, message }) => ({ path: `${at}${path}`, message })))
+  }
   return {
     schema: closed,
     check(value) {
       const read = textual ? fromTexts(schema, value as Record<string, string>) : value
-      const candidate = trimmed.length > 0 ? withTrimmed(read, trimmed) : read
-      if (compiled.Check(candidate)) return candidate
-      const at = prefix ? `/${prefix}` : ''
-      const details = detailsOf(compiled.Errors(candidate), closed)
-      throw refusal(details.map(({ path, message }) => ({ path: `${at}${path}`, message })))
+      const candidate = trim ? trim(read) : read
+      compiled ??= compile()
+      if (!compiled.Check(candidate)) refuse(detailsOf(compiled.Errors(candidate), closed))
+      const same = plain === closed ? [] : repeats(closed, candidate)
+      if (same.length > 0) refuse(same)
+      return lower ? lower(candidate) : candidate
     },
   }
-}
-
-/** True for what says `x-trimmed`: spaces around such a text are dropped before it is checked. */
-function isTrimmed(schema: TSchema): boolean {
-  if ('x-trimmed' in schema) return schema['x-trimmed'] === true
-  return 'anyOf' in schema && Array.isArray(schema.anyOf) && schema.anyOf.some(isTrimmed)
-}
-
-function withTrimmed(value: unknown, names: readonly string[]): unknown {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) return value
-  const members: Record<string, unknown> = { ...value }
-  for (const name of names) {
-    const text = Object.hasOwn(members, name) ? members[name] : undefined
-    if (typeof text === 'string') members[name] = text.trim()
-  }
-  return members
 }
 
 /** VALIDATION_ERROR whose message says the first thing that is wrong. */
@@ -268,30 +264,4 @@ export function refusal(details: ErrorDetail[]): AppError {
 /** VALIDATION_ERROR about one member; '' is the whole body. */
 export function invalid(path: string, message: string): AppError {
   return refusal([{ path, message }])
-}
-
-function fromTexts(schema: TObject, texts: Record<string, string>): Record<string, unknown> {
-  return Object.fromEntries(
-    Object.entries(texts).map(([name, text]) => {
-      const known = Object.hasOwn(schema.properties, name) ? schema.properties[name] : undefined
-      return [name, fromText(known, text)]
-    }),
-  )
-}
-
-function fromText(schema: TSchema | undefined, text: string): unknown {
-  const type = schema && 'type' in schema ? schema.type : undefined
-  if ((type === 'integer' || type === 'number') && /^-?\d+(\.\d+)?$/.test(text)) return Number(text)
-  if (type === 'boolean' && (text === 'true' || text === 'false')) return text === 'true'
-  return text
-}
-
-/** True when any string in a parsed body is one that PostgreSQL can't store: U+0000, half a surrogate. */
-export function isUnstorable(value: unknown): boolean {
-  if (typeof value === 'string') return value.includes('\u0000') || !value.isWellFormed()
-  if (Array.isArray(value)) return value.some(isUnstorable)
-  if (typeof value === 'object' && value !== null) {
-    return Object.entries(value).some(([key, member]) => isUnstorable(key) || isUnstorable(member))
-  }
-  return false
 }

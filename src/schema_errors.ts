@@ -24,6 +24,11 @@ export function detailsOf(errors: readonly SchemaError[], schema: TSchema): Erro
     }
     return inUnion(error) ? [] : detailsOfOne(error, schema)
   })
+  // The check stops after some errors, each echo is one, and the names come last: then the echoes must do.
+  if (details.length === 0) {
+    const echoes = errors.filter(({ keyword }) => keyword === 'boolean')
+    return echoes.map(({ instancePath: path }) => ({ path, message: 'is not a known field' }))
+  }
   const seen = new Set<string>()
   return details.filter(({ path, message }) => {
     const key = `${path}\n${message}`

@@ -129,6 +129,11 @@ export class Shards {
     this.tell(deviceId, { type: 'command', deviceId, command })
   }
 
+  /** Has the actor, if it is here, look whether this command is open: nobody may have told of its commit. */
+  check(deviceId: string, id: string): void {
+    this.tell(deviceId, { type: 'check', deviceId, id })
+  }
+
   /** Has the actor cancel, if it is here; what comes of it shows in the command. */
   tellCancel(deviceId: string, id: string): void {
     // Nobody waits for number 0.
@@ -141,7 +146,11 @@ export class Shards {
     const answer = new Promise<unknown>((resolve, reject) => {
       const timer = setTimeout(() => {
         this.asked.delete(ask)
-        reject(new AppError('UNAVAILABLE', 'the hub is restarting a part of itself; try again'))
+        reject(
+          new AppError('UNAVAILABLE', 'the hub is restarting a part of itself; try again', {
+            retryAfterSeconds: 1,
+          }),
+        )
       }, limits.checkoutMsMax)
       this.asked.set(ask, (value) => {
         clearTimeout(timer)
@@ -333,7 +342,7 @@ export class Shards {
     const shard = this.start(dead.index)
     this.shards[dead.index] = shard
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {
-      this.post(shard, { type: 'connect', ...socket, resumed: true, tokenRotated: false })
+      this.post(shard, { type: 'connect', ...socket, resumed: true, token: 'current' })
     }
     // Sockets that closed while the dead one still owed the word of it are nobody's any more.
     this.post(shard, { type: 'replayed' })

@@ -24,7 +24,12 @@ export class Slots {
         this.perUserMax === 1
           ? `your ${this.what} before this one still runs`
           : `${this.perUserMax} ${this.what}s of yours are running, which is the most; try again shortly`
-      throw new AppError('RATE_LIMITED', message, retry)
+      const headers = {
+        'RateLimit-Limit': String(this.perUserMax),
+        'RateLimit-Remaining': '0',
+        'RateLimit-Reset': String(retry.retryAfterSeconds),
+      }
+      throw new AppError('RATE_LIMITED', message, { ...retry, headers })
     }
     if (this.taken >= this.max) {
       const message = `as many ${this.what}s as may run at once are running; try again shortly`

@@ -2,13 +2,12 @@
 // to `terminals.ts`. Of a session that lives here, everything that is asked lies in memory, so the upgrade happens in
 // the same turn; of another hub's it is asked first, and its messages go through `terminal_relay.ts`.
 import type { HttpRequest, HttpResponse, TemplatedApp, WebSocket } from 'uWebSockets.js'
-import { clientAddress } from './address.ts'
 import type { AuditSource } from './audit.ts'
 import type { Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
 import { AppError } from './errors.ts'
 import { errorReply, sendReply } from './http_reply.ts'
-import { requestIdOf } from './http_request.ts'
+import { callerAddress, requestIdOf } from './http_request.ts'
 import { limits } from './limits.ts'
 import type { Context } from './route.ts'
 import type { RemoteTicket } from './terminal_relay.ts'
@@ -192,7 +191,7 @@ function lineOf(ws: WebSocket<Operator>, operator: Operator): OperatorLine {
 function sourceOf(ctx: Context, res: HttpResponse, req: HttpRequest): AuditSource {
   const remote = Buffer.from(res.getRemoteAddressAsText()).toString('latin1')
   return {
-    ip: clientAddress(remote, req.getHeader('x-forwarded-for'), ctx.config.trustedProxies),
+    ip: callerAddress(req, remote, ctx.config.trustedProxies),
     userAgent: cleanText(req.getHeader('user-agent'), limits.userAgentCharsMax) || null,
     requestId: requestIdOf(req.getHeader('x-request-id')),
   }

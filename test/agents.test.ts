@@ -452,6 +452,64 @@ test('an agent over its frame rate is closed with 4029', async () => {
   await strict.close()
 })
 
+test('a new socket does not bring new frames', async () => {
+  const strict = await startHub({ LIMIT_FRAMES: '1', LIMIT_FRAMES_BURST: '5' })
+  const one = await strict.enroll()
+  const first = await FakeAgent.connect(one, strict.origin)
+  for (let n = 1; n <= 5; n++) first.heartbeat({ seq: n })
+  await until(
+    'all five are heard',
+    () => first.frames.filter((f) => f.type === 'heartbeat_ack').length === 5,
+  )
+  await first.close()
+  const second = await FakeAgent.connect(one, strict.origin)
+  second.heartbeat()
+  assert.equal((await second.closing()).code, 4029)
+  await strict.close()
+})
+
+describe('the token of an agent', () => {
+  const age = (id: string, days: number) =>
+    hub.hub.ctx.db.query(
+      'update devices set token_made_at = now() - make_interval(days => $2) where id = $1',
+      [id, days],
+    )
+  const tokenFrames = ({ frames }: FakeAgent) => frames.filter(({ type }) => type === 'token')
+
+  test('is replaced when it is old; both serve until the new one was used', async () => {
+    const one = await hub.enroll()
+    await age(one.deviceId, 31)
+    const agent = await FakeAgent.connect(one, hub.origin)
+    const { agentToken } = await agent.frame('token')
+    assert.match(agentToken, /^mst_[\w-]{43}$/)
+    assert.notEqual(agentToken, one.agentToken)
+    // The frame was lost, as far as the hub knows: the old token still opens, and brings another one.
+    const again = await FakeAgent.connect(one, hub.origin)
+    const { agentToken: third } = await again.frame('token')
+    await assert.rejects(FakeAgent.open({ ...one, agentToken }, hub.origin), /401/)
+    const renewed = await FakeAgent.connect({ ...one, agentToken: third }, hub.origin)
+    await assert.rejects(FakeAgent.open(one, hub.origin), /401/)
+    renewed.heartbeat({ seq: 1 })
+    await renewed.frame('heartbeat_ack')
+    await renewed.close()
+    const last = await FakeAgent.connect({ ...one, agentToken: third }, hub.origin)
+    last.heartbeat({ seq: 1 })
+    await last.frame('heartbeat_ack')
+    assert.deepEqual([tokenFrames(renewed), tokenFrames(last)], [[], []])
+    await last.close()
+  })
+
+  test('stays while it is young', async () => {
+    const one = await hub.enroll()
+    await age(one.deviceId, 29)
+    const agent = await FakeAgent.connect(one, hub.origin)
+    agent.heartbeat({ seq: 1 })
+    await agent.frame('heartbeat_ack')
+    assert.deepEqual(tokenFrames(agent), [])
+    await agent.close()
+  })
+})
+
 test('connects are limited per device, and the accept budget sheds with Retry-After', async () => {
   const strict = await startHub({ LIMIT_CONNECT: '3', LIMIT_ACCEPT: '1' })
   const one = await strict.enroll()

@@ -99,7 +99,7 @@ class World {
   beat(version: string): void {
     if (!this.connected) return
     this.heard.add(version)
-    this.run({ type: 'frame', frame: { type: 'heartbeat', agentVersion: version } })
+    this.run({ type: 'frame', frame: { type: 'heartbeat', agentVersion: version }, bytes: 0 })
   }
 
   /** The claim commits: its snapshot is what the rows hold at this very moment. */
@@ -163,7 +163,7 @@ class World {
     if (kind === 'result') this.reported.add(id)
     const frame: AgentFrame =
       kind === 'result' ? { type: 'result', id, status: held ?? status } : { type: kind, id }
-    this.run({ type: 'frame', frame })
+    this.run({ type: 'frame', frame, bytes: 0 })
   }
 
   cancel(index: number): void {
@@ -265,7 +265,14 @@ class World {
   /** FIFO: every earlier command that is not concurrent has its end in PostgreSQL. */
   mayBeSent(command: OpenCommand): void {
     assert.ok(this.claiming === null, 'sent before the claim was committed')
+    assert.ok(this.nowMs < command.dueMs, `${command.id} was sent after it had expired`)
     if (command.concurrent) return
+    // Also of one that was accepted later and told earlier.
+    const outstanding = new Set(['sending', 'sent', 'delivered', 'running'])
+    for (const { id, concurrent, stage } of this.device?.commands ?? []) {
+      if (concurrent || id === command.id) continue
+      assert.ok(!outstanding.has(stage), `${command.id} was sent while ${id} is ${stage}`)
+    }
     for (const [id, row] of this.rows) {
       if (id >= command.id || row.command.concurrent || this.told.includes(id)) continue
       assert.equal(row.ends, 1, `${command.id} was sent while ${id} is open`)
@@ -346,7 +353,7 @@ test('any interleaving keeps one end per command, FIFO, honest states, proved up
         else world.tick(event.ms)
         const open = [...world.rows.values()].filter((row) => row.ends === 0).length
         assert.ok((world.device?.commands?.length ?? 0) <= world.rows.size)
-        assert.ok((world.device?.held?.length ?? 0) <= plan.length)
+        assert.ok((world.device?.held?.messages.length ?? 0) <= plan.length)
         assert.ok(open <= world.rows.size)
       }
       world.settle()

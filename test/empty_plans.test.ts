@@ -10,7 +10,7 @@ import { openDatabase, Where, type Database, type Queryable } from '../src/db.ts
 import { newId } from '../src/ids.ts'
 import { commandSource } from '../src/resources/commands.ts'
 import { newestFirst } from '../src/resources/rows.ts'
-import { endsSql, handOverSql, takeSql } from '../src/handoff_sql.ts'
+import { endsSql, handOverSql, takenSql, takeSql } from '../src/handoff_sql.ts'
 import { acceptBatchSql } from '../workers/execution_statements.ts'
 import {
   addBatchSql,
@@ -27,6 +27,7 @@ import {
   loadSql,
   offlineSql,
   plainCommandsSql,
+  renewSql,
   seenSql,
   straySql,
 } from '../workers/statements.ts'
@@ -40,11 +41,13 @@ const statements = {
   claimSql,
   loadSql,
   takeSql,
+  takenSql,
   endsSql,
   handOverSql,
   commandsSql,
   plainCommandsSql,
   offlineSql,
+  renewSql,
   seenSql,
   straySql,
   lockSql,

@@ -53,6 +53,26 @@ describe('the old token', () => {
     await assert.rejects(FakeAgent.open(first, hub.origin), /401/)
   })
 
+  test('enrolls the device once more when the answer got lost, for some minutes', async () => {
+    const first = (await enroll({ enrollmentSecret: key })).body
+    const lost = (await enroll({ enrollmentSecret: key }, bearer(first.agentToken))).body
+    const devices = await deviceCount()
+    const again = await enroll({ enrollmentSecret: key }, bearer(first.agentToken))
+    assert.deepEqual([again.status, again.body.deviceId], [201, first.deviceId])
+    assert.equal(await deviceCount(), devices)
+    // Only the last answer counts, and neither of the tokens before opens a socket.
+    for (const { agentToken } of [first, lost]) {
+      await assert.rejects(FakeAgent.open({ ...first, agentToken }, hub.origin), /401/)
+    }
+    await (await FakeAgent.connect(again.body, hub.origin)).close()
+    await hub.hub.ctx.db.query(
+      `update devices set token_made_at = now() - interval '11 minutes' where id = $1`,
+      [first.deviceId],
+    )
+    const late = await enroll({ enrollmentSecret: key }, bearer(first.agentToken))
+    assert.notEqual(late.body.deviceId, first.deviceId)
+  })
+
   test('needs an organization that takes the global secret and is not suspended', async () => {
     const strict = await makeSite('Strict')
     const first = (await enroll({ enrollmentSecret: await makeKey(strict.id) })).body
@@ -123,4 +143,17 @@ describe('an Idempotency-Key', () => {
     assert.equal(other.status, 201)
     assert.notEqual(other.body.deviceId, first.deviceId)
   })
+})
+
+test('secrets guessed in parallel are judged no more often than in a row', async () => {
+  const strict = await startHub({ LIMIT_ENROLL_FAILURES: '10' })
+  const guess = (secret: string) =>
+    strict.post('/agents/enroll', { ...facts, enrollmentSecret: secret }, { token: undefined })
+  const answers = await Promise.all(Array.from({ length: 40 }, (_, n) => guess(`guess ${n}`)))
+  const judged = answers.filter(({ status }) => status === 401).length
+  assert.ok(judged <= 11, `${judged} were judged`)
+  for (const { status } of answers) assert.ok(status === 401 || status === 429, String(status))
+  // And the right one is not told from the others.
+  assert.equal((await guess(enrollmentSecret)).status, 429)
+  await strict.close()
 })

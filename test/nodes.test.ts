@@ -134,6 +134,18 @@ describe('orphans', () => {
     assert.equal(await sweep(), 0)
   })
 
+  test('what was sent and is not wanted any more ends there', async () => {
+    const nodeId = await addNode(db, -1)
+    const deviceId = await addDevice(db, place, { status: 'online', nodeId })
+    const id = await addCommand(db, deviceId, { status: 'sent' })
+    await db.query('update commands set cancel_requested_at = now() where id = $1', [id])
+    assert.equal(await sweep(), 1)
+    const row = await commandRow(db, id)
+    assert.deepEqual([row?.status, row?.ended], ['cancelled', true])
+    const told = (await eventsAbout(db, id)).map(({ type }) => type)
+    assert.deepEqual(told, ['command.cancelled'])
+  })
+
   test('so do those of no node, and of one whose row is gone', async () => {
     const none = await addDevice(db, place, { status: 'online' })
     const unknown = await addDevice(db, place, { status: 'online', nodeId: newId() })

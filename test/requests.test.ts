@@ -5,6 +5,7 @@ import { connect } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { text } from 'node:stream/consumers'
 import { SignJWT } from 'jose'
+import { openDatabase } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { admin, enrollmentSecret, startHub, type TestHub } from './support/hub.ts'
@@ -259,4 +260,105 @@ describe('refusals say each thing once, in words', () => {
       '/payload/version is not written as it must be: A version such as 1.2.3 or 1.2.3-rc.1.',
     )
   })
+})
+
+test('however many fields are unknown, they are named', async () => {
+  const many = Object.fromEntries(Array.from({ length: 20 }, (_, n) => [`field${n}`, n]))
+  const { message, details } = await wrong('PATCH', `/devices/${deviceId}`, many)
+  assert.match(message, /^\/field\d+ is not a known field/)
+  assert.ok(details.length >= 5)
+  const query = Array.from({ length: 12 }, (_, n) => `q${n}=1`).join('&')
+  const inQuery = await wrong('GET', `/devices?${query}`)
+  assert.match(inQuery.message, /^\/query\/q\d+ is not a known field/)
+})
+
+test('what a route does not take is refused there too', async () => {
+  assert.equal(
+    (await wrong('GET', `/devices/${deviceId}?x=1`)).message,
+    '/query/x is not a known field',
+  )
+  assert.equal((await wrong('POST', '/auth/logout', { x: 1 })).message, '/x is not a known field')
+  const answer = await hub.ask('DELETE', `/devices/${newId()}`, { raw: '{' })
+  assert.equal(answer.body.error.code, 'INVALID_JSON')
+  assert.equal((await hub.ask('DELETE', `/devices/${newId()}`, { body: {} })).status, 404)
+})
+
+test('a list of half a million repeats is refused like one of two', async () => {
+  for (const count of [2, 400_000]) {
+    const events = Array.from({ length: count }, () => 0)
+    const { details } = await wrong('POST', '/webhooks', {
+      url: 'https://example.com',
+      orgId,
+      events,
+    })
+    assert.match(details[0]?.path ?? '', /^\/events/)
+  }
+  const events = ['device.online', 'device.online']
+  const twice = await wrong('POST', '/webhooks', { url: 'https://example.com', orgId, events })
+  assert.equal(twice.message, '/events must not hold the same twice')
+})
+
+test('a body that is nested deeper than any stack is refused', async () => {
+  const deep = `${'['.repeat(200_000)}"\\u0041"${']'.repeat(200_000)}`
+  const raw = `{"email":"a@example.com","password":${deep}}`
+  const answer = await hub.ask('POST', '/auth/login', { raw, token: undefined })
+  assert.deepEqual([answer.status, answer.body.error.code], [400, 'VALIDATION_ERROR'])
+})
+
+test('a cursor goes with its filters in any order', async () => {
+  await hub.enroll()
+  const first = await hub.get('/devices?os=linux&status=offline&limit=1')
+  const { cursor } = first.body.pagination
+  const second = await hub.get(`/devices?status=offline&limit=1&os=linux&cursor=${cursor}`)
+  assert.equal(second.status, 200, second.text)
+  assert.notEqual(second.body.data[0].id, first.body.data[0].id)
+})
+
+test('a script on an unknown organization is 404, also when it is only tried', async () => {
+  const script = await hub.post('/scripts', {
+    name: 'x',
+    orgId: null,
+    language: 'bash',
+    content: 'true',
+    os: ['linux'],
+    parameters: [],
+  })
+  assert.equal(script.status, 201, script.text)
+  for (const dryRun of [true, false]) {
+    const body = { filter: { orgId: newId() }, dryRun }
+    const answer = await hub.post(`/scripts/${script.body.id}/execute`, body)
+    assert.deepEqual([answer.status, answer.body.error?.code], [404, 'NOT_FOUND'])
+  }
+})
+
+test('lines of X-Forwarded-For are one list, read from the right', async () => {
+  const proxied = await startHub({ TRUSTED_PROXIES: '127.0.0.1' })
+  const body = JSON.stringify({ email: admin.email, password: 'wrong' })
+  const head = [
+    'POST /api/v1/auth/login HTTP/1.1',
+    'Host: hub',
+    'Connection: close',
+    'Content-Type: application/json',
+    'X-Forwarded-For: 198.51.100.7',
+    'X-Forwarded-For: 203.0.113.9',
+    `Content-Length: ${body.length}`,
+  ]
+  const socket = connect(proxied.hub.port, '127.0.0.1')
+  socket.write(`${head.join('\r\n')}\r\n\r\n${body}`)
+  assert.match(await text(socket), /^HTTP\/1\.1 401/)
+  const { data } = (await proxied.get('/audit?action=user.login&result=failure')).body
+  assert.equal(data[0]?.ip, '203.0.113.9')
+  await proxied.close()
+})
+
+test('more searches than a hub gives names to are answered', async () => {
+  const db = openDatabase({ url: hub.database.url, name: 'names', connections: 1, planEach: true })
+  for (let n = 0; n <= limits.searchNamesMax; n++) {
+    assert.deepEqual(await db.query(`select ${n} as n`), [{ n }])
+  }
+  const [named] = await db.query<{ n: number }>(
+    'select count(*)::int as n from pg_prepared_statements',
+  )
+  assert.ok((named?.n ?? 0) <= limits.searchNamesMax)
+  await db.close()
 })

@@ -85,6 +85,16 @@ test('a redirect is a failure and is not followed', async () => {
   assert.equal(receiver.hits.length, 1)
 })
 
+test('who changes the protocol has answered', async () => {
+  receiver.answer = (response) => {
+    response.socket?.write(
+      'HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n',
+    )
+  }
+  const { ok, status, error } = await send(receiver.url, noDns)
+  assert.deepEqual([ok, status, error], [false, 101, 'answered 101'])
+})
+
 test('an answer without end is cut at the bound', async () => {
   receiver.answer = (response) => {
     response.writeHead(500)

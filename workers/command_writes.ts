@@ -214,14 +214,12 @@ export class CommandWrites {
       error: 'STORE_REJECTED: the database could not store what the device reported',
       durationMs: null,
     })
-    try {
-      await this.commit([{ ...write, status: 'failed', result }])
-    } catch (second) {
-      this.events.onProblem('a command could not be ended', {
-        id: write.id,
-        reason: String(second),
-      })
-    }
+    await persist([{ ...write, status: 'failed' as const, result }], {
+      write: (some) => this.commit(some),
+      signal: this.signal,
+      reject: ({ id }, second) =>
+        this.events.onProblem('a command could not be ended', { id, reason: String(second) }),
+    })
   }
 }
 

@@ -1,5 +1,6 @@
 // The device actor: presence, heartbeat deadline and command queue of one device as a pure function.
 // Takes a message and a time, changes the device it is given, returns effects. Never does I/O.
+import { limits } from '../src/limits.ts'
 import { closeCodes, type AgentFrame, type HeartbeatFrame } from '../src/protocol.ts'
 import {
   accept,
@@ -15,8 +16,16 @@ import {
   sent,
   started,
   unsendable,
+  unsent,
 } from './device_queue.ts'
-import { seen, type Device, type DeviceMessage, type Effect, type Rules } from './device_state.ts'
+import {
+  seen,
+  type Device,
+  type DeviceMessage,
+  type Effect,
+  type Held,
+  type Rules,
+} from './device_state.ts'
 import { afterCrossings, crossings } from './thresholds.ts'
 
 /**
@@ -46,9 +55,9 @@ export function step(
     case 'cancel':
       return cancel(device, message.id, message.ask)
     case 'committed':
-      return committed(device, message.id)
+      return committed(device, message.id, nowMs)
     case 'ended':
-      return endedElsewhere(device, message.id)
+      return endedElsewhere(device, message.id, nowMs)
     case 'closed':
       return closed(device)
     case 'tick':
@@ -70,10 +79,10 @@ function stepLoading(
   if (message.type === 'tick') return []
   if (message.type !== 'claimed') {
     if (message.type === 'frame' && message.frame.type === 'heartbeat') device.heardMs = nowMs
-    device.held?.push(message)
+    if (device.held) hold(device.held, message)
     return []
   }
-  const held = device.held ?? []
+  const held = device.held?.messages ?? []
   device.held = null
   device.commands = message.commands.length === 0 ? null : message.commands
   device.claimedMs = message.atMs
@@ -90,8 +99,18 @@ function stepLoading(
     const running = stage === 'delivered' || stage === 'running'
     if (cancelRequested && running) effects.push({ type: 'cancel', id })
   }
-  effects.push(...next(device))
+  effects.push(...next(device, nowMs))
   return effects
+}
+
+/** Agents say results again until they are acknowledged, and heartbeats anyway: what is too much is not kept. */
+function hold(held: Held, message: DeviceMessage): void {
+  if (message.type === 'frame') {
+    const bytes = held.bytes + message.bytes
+    if (held.messages.length >= limits.heldFramesMax || bytes > limits.heldBytesMax) return
+    held.bytes = bytes
+  }
+  held.messages.push(message)
 }
 
 function onFrame(device: Device, frame: AgentFrame, nowMs: number, rules: Rules): Effect[] {
@@ -138,9 +157,7 @@ function closed(device: Device): Effect[] {
   const effects: Effect[] = []
   for (const command of device.commands ?? []) {
     // `sending` never reached the world's view; `sent` goes back to pending there too.
-    if (command.stage !== 'sent') continue
-    command.stage = 'pending'
-    effects.push({ type: 'progress', command, stage: 'pending' })
+    if (command.stage === 'sent') effects.push(unsent(command))
   }
   effects.push({ type: 'offline', metrics: device.metrics, agentVersion: device.agentVersion })
   return effects

@@ -40,21 +40,24 @@ export function accept(
   let at = device.commands.length
   while (at > 0 && (device.commands[at - 1] as OpenCommand).id > command.id) at--
   device.commands.splice(at, 0, command)
-  return next(device)
+  return next(device, nowMs)
 }
 
 /**
- * Sends what may be sent: every concurrent command, and the oldest other one when none is outstanding.
- * The next one waits for the commit of the end before it: FIFO.
+ * Sends what may be sent: every concurrent command, and the oldest other one when none is outstanding, which a later
+ * one may be that was told earlier. The next one waits for the commit of the end before it: FIFO. What has expired
+ * is not sent any more.
  */
-export function next(device: Device): Effect[] {
+export function next(device: Device, nowMs: number): Effect[] {
   if (device.commands === null || device.epoch === 0) return []
   const effects: Effect[] = []
-  let free = true
+  let free = device.commands.every(({ concurrent, stage }) => concurrent || stage === 'pending')
   for (const command of device.commands) {
     const waits = command.stage === 'pending'
     if (waits && command.cancelRequested) {
       effects.push(endNow(command, 'cancelled', cancelledPending))
+    } else if (waits && nowMs >= command.dueMs) {
+      effects.push(...overdue(command))
     } else if (waits && (command.concurrent || free)) {
       command.stage = 'sending'
       effects.push({ type: 'send', command })
@@ -202,23 +205,23 @@ export function cancel(device: Device, id: string, ask: number): Effect[] {
   ]
 }
 
-export function committed(device: Device, id: string): Effect[] {
+export function committed(device: Device, id: string, nowMs: number): Effect[] {
   const command = find(device, id)
   remove(device, id)
-  const effects = next(device)
+  const effects = next(device, nowMs)
   if (command?.reported) effects.unshift({ type: 'ack', id })
   else if (command?.late) effects.unshift({ type: 'stray', frame: command.late })
   return effects
 }
 
 /** A sweep or an operator ended it in PostgreSQL; an agent that has it should stop. */
-export function endedElsewhere(device: Device, id: string): Effect[] {
+export function endedElsewhere(device: Device, id: string, nowMs: number): Effect[] {
   const command = find(device, id)
   if (command === undefined) return []
   const stop = command.stage !== 'pending' && command.stage !== 'ending'
   const late = command.late
   remove(device, id)
-  const effects = next(device)
+  const effects = next(device, nowMs)
   if (stop) effects.unshift({ type: 'cancel', id })
   else if (late) effects.unshift({ type: 'stray', frame: late })
   return effects
@@ -259,7 +262,14 @@ function hubEnd(status: EndedStatus, error: string): End {
   }
 }
 
-function find(device: Device, id: string): OpenCommand | undefined {
+/** Its connection is gone before the device said anything of it: it goes back, unless nobody wants it any more. */
+export function unsent(command: OpenCommand): Effect {
+  if (command.cancelRequested) return endNow(command, 'cancelled', cancelledPending)
+  command.stage = 'pending'
+  return { type: 'progress', command, stage: 'pending' }
+}
+
+export function find(device: Device, id: string): OpenCommand | undefined {
   return device.commands?.find((command) => command.id === id)
 }
 

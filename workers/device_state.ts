@@ -69,14 +69,21 @@ export interface Device {
   /** In order of id, which is the order of acceptance; null while there is none. */
   commands: OpenCommand[] | null
   /** What arrived while the queue was being loaded; null once it is. */
-  held: DeviceMessage[] | null
+  held: Held | null
   /** Wall clock (ms) at which the claim was committed. */
   claimedMs: number
 }
 
+export interface Held {
+  messages: DeviceMessage[]
+  /** Of the frames among them. */
+  bytes: number
+}
+
 export type DeviceMessage =
   | { type: 'claimed'; epoch: number; atMs: number; commands: OpenCommand[]; high: HighBits }
-  | { type: 'frame'; frame: AgentFrame }
+  /** `bytes`: how long its text was. */
+  | { type: 'frame'; frame: AgentFrame; bytes: number }
   | { type: 'sent'; id: string }
   /** Its frame can't be made, and never will be. */
   | { type: 'unsendable'; id: string; error: string }
@@ -146,7 +153,7 @@ export function openDevice(
     high: 0,
     resumed: socket.resumed,
     commands: null,
-    held: [],
+    held: { messages: [], bytes: 0 },
     claimedMs: 0,
   }
 }

@@ -2,8 +2,10 @@
 // still online on a node without a lease are not online.
 import { plainArray, type Queryable, type Row } from '../src/db.ts'
 import { newEventId } from '../src/events.ts'
+import { countEndsSql } from '../src/execution_ends.ts'
 import { limits } from '../src/limits.ts'
 import type { About, Peer } from '../src/peers.ts'
+import { cancelledPending } from '../src/protocol.ts'
 
 const leaseMs = limits.nodeLeaseSeconds * 1000
 
@@ -209,15 +211,28 @@ with lost as materialized (
   where d.device_id = any(array(select device_id from p))
   returning d.device_id, d.org_id
 ), back as (
-  update commands c set status = 'pending'
+  update commands c set
+    status = case when c.cancel_requested_at is null then 'pending' else 'cancelled' end,
+    completed_at = case when c.cancel_requested_at is not null then now() end,
+    result = case when c.cancel_requested_at is not null then jsonb_build_object('exitCode', null,
+      'stdout', '', 'stderr', '', 'truncated', false, 'error', '${cancelledPending}', 'durationMs', null) end
   where c.device_id = any(array(select device_id from gone))
     and c.completed_at is null and c.status = 'sent'
     and c.id >= uuid7_floor(now() - make_interval(days => $3))
+  returning c.id, c.org_id, c.device_id, c.action, c.status, c.execution_id, c.completed_at
+), counted as (
+  ${countEndsSql('back')}
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
   select ${newEventId}, g.org_id, 'device.offline', now(), d.site_id,
     jsonb_build_object('deviceId', g.device_id)
   from gone g join devices d on d.id = g.device_id
+  union all
+  select ${newEventId}, c.org_id, 'command.cancelled', c.completed_at, d.site_id,
+    jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
+      'status', c.status)
+  from back c join devices d on d.id = c.device_id
+  where c.completed_at is not null
 )
 select l.device_id as id, g.device_id is not null as gone
 from lost l left join gone g on g.device_id = l.device_id

@@ -20,6 +20,7 @@ import { reportedAlert } from './alert_writes.ts'
 import { commandFrame, endWrite, openCommand, stateWrite, type Times } from './command_forms.ts'
 import type { CommandOutcome } from './command_writes.ts'
 import { step } from './device.ts'
+import { find } from './device_queue.ts'
 import {
   openDevice,
   type Device,
@@ -86,7 +87,7 @@ const store = new Store(db, data.nodeId, {
     doubt ??= setTimeout(() => {
       doubt = undefined
       void reconcile()
-    }, limits.claimDoubtMs)
+    }, limits.doubtMs)
   },
   onClaimedFrom: (nodes) => {
     toFront({ type: 'claimed_from', nodes })
@@ -104,6 +105,13 @@ const store = new Store(db, data.nodeId, {
   },
   onStrays: (strays) => {
     for (const { deviceId, id } of strays) sendTo(byId.get(deviceId), { type: 'ack', id })
+    flush()
+  },
+  onTokens: (renewed) => {
+    for (const { deviceId, epoch, token } of renewed) {
+      const device = byId.get(deviceId)
+      if (device?.epoch === epoch) sendTo(device, { type: 'token', agentToken: token })
+    }
     flush()
   },
   onSuperseded: (lost) => {
@@ -182,7 +190,7 @@ function onFrame(conn: number, text: string): void {
       return
     }
     if (read.frame.type === 'heartbeat') observed.heartbeats++
-    run(device, { type: 'frame', frame: read.frame })
+    run(device, { type: 'frame', frame: read.frame, bytes: text.length })
   } catch (error) {
     // A frame that breaks us must not take its neighbours along.
     observed.dropped('broken')
@@ -205,6 +213,9 @@ function onMessage(message: ShardMessage): void {
       return tell(byId.get(message.deviceId), { type: 'command', command: message.command })
     case 'handed':
       return tell(byId.get(message.deviceId), { type: 'checked', command: message.command })
+    case 'check':
+      if (byId.has(message.deviceId)) store.check(message.deviceId, message.id)
+      return
     case 'superseded':
       return onSuperseded(byId.get(message.deviceId), message.epoch)
     case 'cancel':
@@ -254,8 +265,8 @@ function connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
   }
   byId.set(device.id, device)
   byConn.set(socket.conn, device)
-  const { deviceId, orgId, conn, ip, tokenRotated } = socket
-  store.claim({ deviceId, orgId, conn, ip, tokenRotated })
+  const { deviceId, orgId, conn, ip, token } = socket
+  store.claim({ deviceId, orgId, conn, ip, token })
 }
 
 /** A newer socket took this device over, here or on another hub. */
@@ -336,7 +347,7 @@ function reclaim(): void {
 
 /** The socket stays; its device begins again with a new epoch and the queue that PostgreSQL holds. */
 function claimAnew({ conn, id: deviceId, orgId }: Device): void {
-  connect({ type: 'connect', conn, deviceId, orgId, ip: null, resumed: true, tokenRotated: false })
+  connect({ type: 'connect', conn, deviceId, orgId, ip: null, resumed: true, token: 'current' })
 }
 
 function onTick(deaf: boolean): void {
@@ -509,6 +520,8 @@ function onClaimed({ claim, epoch, commands, high, terminals }: Claimed): void {
     commands: commands.map((stored) => openCommand(stored, times())),
     high: highBits(high),
   })
+  // After the welcome.
+  if (claim.token === 'old') store.renewToken({ deviceId: device.id, epoch })
 }
 
 function onCommands(outcomes: CommandOutcome[]): void {
@@ -531,10 +544,22 @@ function onCommands(outcomes: CommandOutcome[]): void {
         if (row !== null) rows.set(write.id, row)
         observed.ended(write.status, ageMs)
       }
-      tell(same, { type: 'committed', id: write.id })
+      if (applied || !isSaid(same, write.id)) {
+        tell(same, { type: 'committed', id: write.id })
+      } else {
+        // Somebody else ended it first. What the agent said is acknowledged once it is kept as a late result.
+        const said = JSON.stringify({ ...JSON.parse(write.result ?? '{}'), status: write.status })
+        store.strayText(write.deviceId, same.orgId, write.id, said)
+        tell(same, { type: 'ended', id: write.id })
+      }
     }
   }
   if (ended.length > 0) toFront({ type: 'ended', ids: ended, anywhere, rows })
+}
+
+/** Whether the end of this command is what its agent said. */
+function isSaid(device: Device | undefined, id: string): device is Device {
+  return device !== undefined && find(device, id)?.reported === true
 }
 
 function stats() {

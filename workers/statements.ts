@@ -46,7 +46,8 @@ with i as (
   where d.device_id = p.device_id
   returning d.device_id, d.org_id, d.epoch, p.status as was, p.held_by, i.event_id, i.rotated
 ), rotated as (
-  update devices d set token_hash = d.next_token_hash, next_token_hash = null
+  update devices d set token_hash = d.next_token_hash, next_token_hash = null,
+    replaced_token_hash = null, token_made_at = now()
   from claimed c
   where c.rotated and d.id = c.device_id and d.id = any($1::uuid[])
     and d.next_token_hash is not null
@@ -61,6 +62,23 @@ with i as (
   select held_by, device_id from claimed where held_by is not null
 )
 select device_id as id, epoch::text as epoch, held_by as "from" from claimed`
+
+/**
+ * New tokens beside the old ones, for connections that are still the device's own, in id order.
+ * $1 device ids, $2 epochs, $3 hashes of the tokens
+ */
+export const renewSql = `
+with d as (
+  select d.id, i.hash from unnest($1::uuid[], $2::bigint[], $3::bytea[]) as i(device_id, epoch, hash)
+  join device_presence p on p.device_id = i.device_id and p.epoch = i.epoch
+  join devices d on d.id = i.device_id
+  where p.device_id = any($1::uuid[]) and d.id = any($1::uuid[]) and p.status <> 'decommissioned'
+  order by d.id
+  for no key update of d
+)
+update devices set next_token_hash = d.hash
+from d where devices.id = d.id and devices.id = any($1::uuid[])
+returning devices.id`
 
 /**
  * What devices have open: commands, threshold alerts, terminals elsewhere; no row for those that have nothing, which
@@ -192,6 +210,7 @@ with i as (
   update commands c set late_result = i.result::jsonb
   from i where c.id = i.id and c.id = any($1::uuid[]) and c.device_id = i.device_id
     and c.completed_at is not null and c.late_result is null
+    and c.result is distinct from i.result::jsonb - 'status'
 )
 insert into audit (id, org_id, at, actor_type, actor_id, action, resource_type, resource_id,
   device_id, result, details)

@@ -1,10 +1,18 @@
 // The bounded write-behind store of one shard: claims, presence, command states and inventories reach
 // PostgreSQL in batches, each row checked against its connection's epoch. Decides nothing about devices.
+import { hash, randomBytes } from 'node:crypto'
 import { Batcher } from '../src/batch.ts'
 import { plainArray, textArray, type Database } from '../src/db.ts'
 import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
-import type { AgentMetrics, ResultFrame, SessionElsewhere, UpgradePhase } from '../src/protocol.ts'
+import type {
+  AgentMetrics,
+  ResultFrame,
+  SessionElsewhere,
+  TokenState,
+  UpgradePhase,
+} from '../src/protocol.ts'
+import { jsonOf } from './frames.ts'
 import { writeAlerts, type AlertWrite } from './alert_writes.ts'
 import { CommandWrites, type CommandOutcome } from './command_writes.ts'
 import {
@@ -14,6 +22,7 @@ import {
   loadSql,
   offlineSql,
   phaseSql,
+  renewSql,
   seenSql,
   straySql,
 } from './statements.ts'
@@ -41,7 +50,7 @@ export interface Claim {
   orgId: string
   conn: number
   ip: string | null
-  tokenRotated: boolean
+  token: TokenState
 }
 
 export interface Claimed {
@@ -75,6 +84,8 @@ export interface StoreEvents {
   onChecked(checked: { deviceId: string; command: StoredCommand }[]): void
   /** Results of ids that were not open: they are dealt with and may be acked. */
   onStrays(strays: { deviceId: string; id: string }[]): void
+  /** New tokens, committed beside the old ones. */
+  onTokens(renewed: { deviceId: string; epoch: number; token: string }[]): void
   /** These connections write no more: a newer one of the device took over. */
   onSuperseded(lost: { deviceId: string; epoch: number }[]): void
   /** Alerts that were not taken: too many wait, or an agent has too many open. */
@@ -107,10 +118,19 @@ interface Phase {
   phase: UpgradePhase
 }
 
+/** A connection whose agent is to get a new token. */
+interface Renewal {
+  deviceId: string
+  epoch: number
+}
+
 interface Stray {
   deviceId: string
   orgId: string
-  frame: ResultFrame
+  /** The command. */
+  id: string
+  /** JSON text of what it said. */
+  result: string
 }
 
 export class Store {
@@ -123,6 +143,10 @@ export class Store {
   private readonly checks: Batcher<Check>
   private readonly alerts: Batcher<AlertWrite>
   private readonly phases: Batcher<Phase>
+  private readonly renewals: Batcher<Renewal>
+  /** Device and id of strays that wait: agents say each again until it is acknowledged. */
+  private readonly strayIds = new Set<string>()
+  private strayBytes = 0
   private readonly stop = new AbortController()
   private readonly db: Database
   private readonly nodeId: string
@@ -154,8 +178,10 @@ export class Store {
     )
     this.phases = this.lane('phase', (items) => this.writePhases(items), 100)
     this.strays = this.lane('stray', (items) => this.writeStrays(items), 0, {
-      bytesOf: ({ frame }) => (frame.stdout?.length ?? 0) + (frame.stderr?.length ?? 0) + 512,
+      bytesOf: ({ result }) => result.length,
+      reject: (stray) => this.forgetStrays([stray]),
     })
+    this.renewals = this.lane('token', (items) => this.renewTokens(items), limits.claimGapMs)
   }
 
   claim(claim: Claim): void {
@@ -192,9 +218,27 @@ export class Store {
     this.checks.push({ deviceId, id })
   }
 
+  /** Gives the agent of this connection a new token; when refused here, its next connection asks again. */
+  renewToken(renewal: Renewal): void {
+    this.renewals.push(renewal)
+  }
+
   /** A result for an id that is not open; when refused here, the agent sends it again in 10 s. */
-  stray(deviceId: string, orgId: string, frame: ResultFrame): void {
-    this.strays.push({ deviceId, orgId, frame })
+  stray(deviceId: string, orgId: string, { id, type: _type, ...rest }: ResultFrame): void {
+    const deep = `{"status":"${rest.status}","error":"the result nests too deeply to be stored"}`
+    this.strayText(deviceId, orgId, id, jsonOf(rest) ?? deep)
+  }
+
+  /** The same, as the JSON text of what the agent said without the id. */
+  strayText(deviceId: string, orgId: string, id: string, result: string): void {
+    const key = `${deviceId} ${id}`
+    if (this.strayIds.has(key)) return
+    if (this.strayBytes > 0 && this.strayBytes + result.length > limits.strayBytesMax) return
+    // Noted before: a batch without any id that could be a command's is over before `push` returns.
+    this.strayIds.add(key)
+    this.strayBytes += result.length
+    const stray = { deviceId, orgId, id, result }
+    if (!this.strays.push(stray)) this.forgetStrays([stray])
   }
 
   /** True while so much is unwritten that no more frames should be taken. */
@@ -224,6 +268,7 @@ export class Store {
       this.checks,
       this.alerts,
       this.phases,
+      this.renewals,
     ]
     await Promise.all([this.commands.drained(), ...lanes.map((lane) => lane.drained())])
   }
@@ -284,7 +329,7 @@ export class Store {
     const rows = await this.db.query<{ id: string; epoch: string; from: string | null }>(claimSql, [
       plainArray(wanted.map((claim) => claim.deviceId)),
       textArray(wanted.map((claim) => claim.ip)),
-      plainArray(wanted.map((claim) => claim.tokenRotated)),
+      plainArray(wanted.map((claim) => claim.token === 'next')),
       plainArray(wanted.map(() => newId())),
       this.nodeId,
     ])
@@ -351,18 +396,40 @@ export class Store {
     this.events.onChecked(rows)
   }
 
+  private forgetStrays(items: Stray[]): void {
+    for (const { deviceId, id, result } of items) {
+      this.strayIds.delete(`${deviceId} ${id}`)
+      this.strayBytes -= result.length
+    }
+  }
+
+  private async renewTokens(items: Renewal[]): Promise<void> {
+    const fresh = items.map((item) => {
+      const token = `mst_${randomBytes(32).toString('base64url')}`
+      return { ...item, token, hash: `\\x${hash('sha256', token, 'hex')}` }
+    })
+    const rows = await this.db.query<{ id: string }>(renewSql, [
+      plainArray(fresh.map((item) => item.deviceId)),
+      plainArray(fresh.map((item) => item.epoch)),
+      textArray(fresh.map((item) => item.hash)),
+    ])
+    const renewed = new Set(rows.map(({ id }) => id))
+    this.events.onTokens(fresh.filter(({ deviceId }) => renewed.has(deviceId)))
+  }
+
   private async writeStrays(items: Stray[]): Promise<void> {
-    const known = items.filter(({ frame }) => isUuid(frame.id))
+    const known = items.filter(({ id }) => isUuid(id))
     if (known.length > 0) {
       await this.db.query(straySql, [
-        plainArray(known.map((item) => item.frame.id)),
+        plainArray(known.map((item) => item.id)),
         plainArray(known.map((item) => item.deviceId)),
         plainArray(known.map((item) => item.orgId)),
-        textArray(known.map((item) => JSON.stringify(withoutId(item.frame)))),
+        textArray(known.map((item) => item.result)),
         plainArray(known.map(() => newId())),
       ])
     }
-    this.events.onStrays(items.map(({ deviceId, frame }) => ({ deviceId, id: frame.id })))
+    this.forgetStrays(items)
+    this.events.onStrays(items)
   }
 }
 
@@ -375,9 +442,4 @@ function seenArrays(items: readonly Seen[]): string[] {
     textArray(items.map((item) => (item.metrics === null ? null : JSON.stringify(item.metrics)))),
     textArray(items.map((item) => item.agentVersion)),
   ]
-}
-
-function withoutId(frame: ResultFrame): unknown {
-  const { type: _type, id: _id, ...rest } = frame
-  return rest
 }

@@ -150,6 +150,12 @@ async function post(message: Message, lookup: LookupFunction, stop: AbortSignal)
       settle()
       reject(error)
     })
+    // Without a listener Node ends such a request and tells nobody.
+    outgoing.on('upgrade', (incoming, socket) => {
+      socket.destroy()
+      settle()
+      resolve({ status: incoming.statusCode ?? 101, response: '' })
+    })
     outgoing.on('response', (incoming) => {
       readAnswer(incoming, (response) => {
         settle()

@@ -1,6 +1,6 @@
 // P4: durable commands accepted for devices that are offline. The hub commits the command, its audit
 // entry and its outbox event before it answers 202; the baseline commits the one command row. The limits are the
-// hub's rows behind a server that does nothing else, and the rows alone.
+// hub's rows behind a server that does nothing else, and the rows alone. Why the goals are what they are: ADR 0021.
 import { limits } from '../../src/limits.ts'
 import { commandList } from '../commands.ts'
 import { refusals } from '../http_load.ts'
@@ -16,8 +16,8 @@ const connections = 32
 export const accept: Scenario = {
   name: 'accept',
   about: 'durable commands accepted, devices offline, 32 connections',
-  rivals: ['baseline'],
-  guests: ['least', 'rows'],
+  rivals: ['baseline', 'least'],
+  guests: ['rows'],
   figures: [
     { metric: 'cpuUs', name: 'CPU per command', unit: 'µs', better: 'lower' },
     { metric: 'postgresUs', name: 'of it PostgreSQL', unit: 'µs', better: 'lower' },
@@ -35,7 +35,7 @@ export const accept: Scenario = {
       metric: 'cpuUs',
       unit: 'µs',
       rival: 'baseline',
-      goal: { ratioMost: 0.25 },
+      goal: { ratioMost: 1 },
     },
     {
       id: 'P4b',
@@ -43,7 +43,7 @@ export const accept: Scenario = {
       metric: 'perSecond',
       unit: '/s',
       rival: 'baseline',
-      goal: { ratioLeast: 3 },
+      goal: { ratioLeast: 1 },
     },
     {
       id: 'P4c',
@@ -51,6 +51,22 @@ export const accept: Scenario = {
       metric: 'postgresUs',
       unit: 'µs',
       rival: 'baseline',
+    },
+    {
+      id: 'P4d',
+      name: 'CPU per accepted command, beside the least that commits the same rows',
+      metric: 'cpuUs',
+      unit: 'µs',
+      rival: 'least',
+      goal: { ratioMost: 2 },
+    },
+    {
+      id: 'P4e',
+      name: 'commands accepted, beside the least',
+      metric: 'perSecond',
+      unit: '/s',
+      rival: 'least',
+      goal: { ratioLeast: 0.5 },
     },
   ],
   async enter(side, lab, agents) {

@@ -37,7 +37,7 @@ export const heartbeats: Scenario = {
       metric: 'cpuUs',
       unit: 'µs',
       rival: 'baseline',
-      goal: { ratioMost: 0.6 },
+      goal: { ratioMost: 1 },
     },
     {
       id: 'P1c',

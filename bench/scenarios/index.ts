@@ -10,6 +10,7 @@ import { heartbeats } from './heartbeats.ts'
 import { growth } from './growth.ts'
 import { largeLists } from './lists.ts'
 import { hostile } from './hostile.ts'
+import { isolation } from './isolation.ts'
 import { mixed } from './mixed.ts'
 import { nodes } from './nodes.ts'
 import { parallel } from './parallel.ts'
@@ -32,6 +33,7 @@ export const goalScenarios: readonly Scenario[] = [
   script,
   auditExport,
   downloads,
+  isolation,
   largeLists,
   growth,
   parallel,

@@ -19,8 +19,8 @@ const waitSeconds = 30
 export const roundTrip: Scenario = {
   name: 'roundtrip',
   about: 'commands sent, run and committed; round trip by ?wait at 200/s',
-  rivals: ['baseline', 'echo'],
-  guests: ['passing', 'least', 'nats', 'mosquitto'],
+  rivals: ['baseline', 'least', 'echo'],
+  guests: ['passing', 'nats', 'mosquitto'],
   figures: [
     { metric: 'p50Ms', name: 'round trip, p50', unit: 'ms', better: 'lower' },
     { metric: 'p99Ms', name: 'p99', unit: 'ms', better: 'lower' },
@@ -39,7 +39,7 @@ export const roundTrip: Scenario = {
       metric: 'cpuUs',
       unit: 'µs',
       rival: 'baseline',
-      goal: { ratioMost: 0.2 },
+      goal: { ratioMost: 1 },
     },
     {
       id: 'P5b',
@@ -47,7 +47,6 @@ export const roundTrip: Scenario = {
       metric: 'p50Ms',
       unit: 'ms',
       rival: 'baseline',
-      goal: { ratioMost: 0.5 },
     },
     {
       id: 'P5c',
@@ -55,7 +54,6 @@ export const roundTrip: Scenario = {
       metric: 'p99Ms',
       unit: 'ms',
       rival: 'baseline',
-      goal: { ratioMost: 0.5 },
     },
     { id: 'P5d', name: 'commands run', metric: 'perSecond', unit: '/s', rival: 'baseline' },
     {
@@ -64,6 +62,30 @@ export const roundTrip: Scenario = {
       metric: 'p50Ms',
       unit: 'ms',
       rival: 'echo',
+    },
+    {
+      id: 'P5f',
+      name: 'CPU per command run, beside the least that commits the same rows',
+      metric: 'cpuUs',
+      unit: 'µs',
+      rival: 'least',
+      goal: { ratioMost: 2 },
+    },
+    {
+      id: 'P5g',
+      name: 'round trip at 200/s, p50, beside the least',
+      metric: 'p50Ms',
+      unit: 'ms',
+      rival: 'least',
+      goal: { ratioMost: 2 },
+    },
+    {
+      id: 'P5h',
+      name: 'round trip at 200/s, p99, beside the least',
+      metric: 'p99Ms',
+      unit: 'ms',
+      rival: 'least',
+      goal: { ratioMost: 2 },
     },
   ],
   async enter(side, lab, agents) {

@@ -61,7 +61,11 @@ async function enroll(ctx: Context, call: EnrollCall) {
   const token = opaqueToken('mst_')
   let device: { id: string; orgId: string; siteId: string }
   try {
-    device = await ctx.db.transaction((tx) => enrollDevice(ctx, tx, call, secret, token))
+    device = await ctx.db.transaction(async (tx) => {
+      const made = await enrollDevice(ctx, tx, call, secret, token)
+      ctx.rates.mayEnroll(call.ip)
+      return made
+    })
   } catch (error) {
     if (error instanceof AppError && error.code === 'INVALID_ENROLLMENT_SECRET') {
       ctx.rates.enrollFailed(call.ip)
@@ -216,7 +220,7 @@ async function keyPlace(tx: Queryable, key: string, siteId: string | undefined):
     [sha256(key)],
   )
   if (row === undefined) throw wrongSecret('the enrollment secret is wrong, used up or revoked')
-  if (siteId !== undefined && siteId.toLowerCase() !== row.siteId) {
+  if (siteId !== undefined && siteId !== row.siteId) {
     throw invalid('/siteId', 'is another site than the one this key is for')
   }
   if (row.suspended) throw suspended()
@@ -232,23 +236,39 @@ interface KnownDevice extends Record<string, unknown> {
 
 async function findByToken(tx: Queryable, token: string | undefined) {
   if (token === undefined) return undefined
-  const [row] = await tx.query<KnownDevice>(
-    `select id, org_id as "orgId", site_id as "siteId", decommissioned_at is not null as gone
-    from devices where token_hash = $1 for update`,
-    [sha256(token)],
+  const hash = sha256(token)
+  const find = async (condition: string) => {
+    const [row] = await tx.query<KnownDevice>(
+      `select id, org_id as "orgId", site_id as "siteId", decommissioned_at is not null as gone
+      from devices where ${condition} for update`,
+      [hash],
+    )
+    return row
+  }
+  const current = await find('token_hash = $1')
+  return (
+    current ??
+    find(
+      `replaced_token_hash = $1
+        and token_made_at > now() - interval '${limits.enrollRepeatSeconds} seconds'`,
+    )
   )
-  return row
 }
 
-/** The same device again, proved by its old token: new token, fresh facts, its site stays. */
+/**
+ * The same device again, proved by its old token: new token, fresh facts, its site stays. For some minutes the old
+ * one may do so once more: the answer may have been lost, and nothing else proves the device then.
+ */
 async function reenroll(tx: Queryable, call: EnrollCall, known: KnownDevice, token: string) {
   const { body } = call
   const { id, orgId, siteId } = known
+  const old = sha256(bearer(call.header('authorization')) ?? '')
   await tx.query(
-    `update devices set token_hash = $2, next_token_hash = null, hostname = $3, os = $4, arch = $5,
-      os_version = $6, agent_version = $7, machine_id = coalesce($8, machine_id), updated_at = now()
+    `update devices set token_hash = $2, next_token_hash = null, replaced_token_hash = $9,
+      token_made_at = now(), hostname = $3, os = $4, arch = $5, os_version = $6, agent_version = $7,
+      machine_id = coalesce($8, machine_id), updated_at = now()
     where id = $1`,
-    [id, sha256(token), ...facts(body)],
+    [id, sha256(token), ...facts(body), old],
   )
   await insertAudit(tx, [agentEntry(call, 'device.reenroll', known, { hostname: body.hostname })])
   return { id, orgId, siteId }

@@ -14,7 +14,7 @@ import { handOver } from '../handoff_sql.ts'
 import { isUuid, newId } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager } from '../page.ts'
-import { cancelledPending } from '../protocol.ts'
+import { cancelledPending, isConcurrentSql } from '../protocol.ts'
 import { idParams, invalid, refusal, route, type Call, type Context, type Route } from '../route.ts'
 import { findItem, newestFirst, type Source } from './rows.ts'
 import { withinScope } from './devices.ts'
@@ -90,9 +90,10 @@ const blockedBySql = `case
   when c.completed_at is not null or c.status not in ('pending', 'sent') then null
   when o.status = 'suspended' then json_build_object('reason', 'suspended')
   when p.status <> 'online' then json_build_object('reason', 'offline')
+  when ${isConcurrentSql('c')} then null
   else (
     select json_build_object('reason', 'busy', 'commandId', b.id) from commands b
-    where b.device_id = c.device_id and b.completed_at is null and b.id < c.id
+    where b.device_id = c.device_id and b.completed_at is null and b.id < c.id and not ${isConcurrentSql('b')}
       and b.id >= uuid7_floor(c.created_at - interval '${limits.openCommandDaysMax} days')
     order by b.id limit 1)
   end`
@@ -215,7 +216,7 @@ function commandId(id: string): string {
   if (!isUuid(id)) {
     throw invalid('/id', 'must be a UUID')
   }
-  return id
+  return id.toLowerCase()
 }
 
 interface CreateBody {
@@ -265,7 +266,7 @@ function checkedCommand(call: Call<{ id: string }, { wait?: number }, CreateBody
     throw invalid('/payload', `may hold at most ${limits.payloadJsonBytesMax} bytes as JSON`)
   }
   return {
-    deviceId: params.id.toLowerCase(),
+    deviceId: params.id,
     action: body.action,
     payload: json,
     timeoutSeconds: body.timeoutSeconds ?? action.timeoutSeconds,

@@ -10,7 +10,8 @@ interface Item extends Record<string, unknown> {
   item: string
 }
 
-const columns = `d.id, d.org_id as "orgId", d.site_id as "siteId", d.hostname,
+/** SQL: what a list shows of the device `d` with its presence `p`, its open commands counted as `o`. */
+export const deviceColumns = `d.id, d.org_id as "orgId", d.site_id as "siteId", d.hostname,
   d.display_name as "displayName", d.os, d.os_version as "osVersion", d.arch,
   d.agent_version as "agentVersion", p.status, iso(p.last_seen_at) as "lastSeenAt",
   iso(d.enrolled_at) as "enrolledAt", p.ip_address as "ipAddress", d.tags, p.metrics,
@@ -30,7 +31,7 @@ with open as materialized (
     and c.id >= uuid7_floor(now() - interval '${limits.openCommandDaysMax} days')
   group by 1
 )
-select d.id, (select row_to_json(r)::text from (select ${columns}${more}) r) as item
+select d.id, (select row_to_json(r)::text from (select ${deviceColumns}${more}) r) as item
 from unnest($1::uuid[]) as t(id)
 join devices d on d.id = t.id
 join device_presence p on p.device_id = d.id

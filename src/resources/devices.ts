@@ -247,7 +247,7 @@ async function updateDevice(ctx: Context, call: Call<{ id: string }, undefined, 
   })
   ctx.handoffs.wake(nodes)
   if (body.siteId !== undefined) {
-    ctx.terminals.deviceMoved(params.id.toLowerCase(), body.siteId.toLowerCase())
+    ctx.terminals.deviceMoved(params.id, body.siteId)
   }
   return { status: 200, json }
 }

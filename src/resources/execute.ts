@@ -12,6 +12,7 @@ import { limits } from '../limits.ts'
 import { sendExecution } from '../queue.ts'
 import { invalid, type Call, type Context, type Reply } from '../route.ts'
 import { getExecution } from './execution_row.ts'
+import { requireOrganization } from './organizations.ts'
 import { environmentOf, ParameterValues, type Parameter } from './parameters.ts'
 import { readableScripts, scriptNotFound } from './scripts.ts'
 import { deviceFilter, Id } from './shapes.ts'
@@ -152,6 +153,9 @@ async function findTargets(db: Queryable, call: ExecuteCall, script: Runnable): 
   const scope = { orgId: actor.orgId ?? script.orgId, siteIds: actor.siteIds }
   if (body.deviceIds !== undefined) return namedTargets(db, scope, body.deviceIds, script)
   const filter = body.filter ?? {}
+  if (scope.orgId === null && filter.orgId !== undefined) {
+    await requireOrganization(db, scope, filter.orgId)
+  }
   return {
     scope,
     deviceIds: null,
@@ -163,7 +167,8 @@ async function findTargets(db: Queryable, call: ExecuteCall, script: Runnable): 
 }
 
 function sitesWithin(scope: Scope, siteId: string): readonly string[] {
-  return scope.siteIds === null || scope.siteIds.includes(siteId) ? [siteId] : []
+  // Of another site nothing is found; what was asked is still the caller's own.
+  return scope.siteIds === null || scope.siteIds.includes(siteId) ? [siteId] : scope.siteIds
 }
 
 interface NamedDevice extends Row {
@@ -180,7 +185,7 @@ async function namedTargets(
   named: readonly string[],
   script: Runnable,
 ): Promise<Targets> {
-  const ids = [...new Set(named.map((id) => id.toLowerCase()))].toSorted()
+  const ids = [...new Set(named)].toSorted()
   const rows = await db.query<NamedDevice>(
     `select d.id, d.org_id as "orgId", d.site_id as "siteId", d.os,
        d.decommissioned_at is not null as gone

@@ -75,7 +75,8 @@ export const executionSource: Source = { columns, tables, id: 'e.id' }
 export function scopedExecutions(scope: Scope): Where {
   const where = new Where()
   if (scope.orgId !== null) where.and('e.org_id = ?', scope.orgId)
-  if (scope.siteIds !== null) where.and('e.site_ids <@ ?::uuid[]', scope.siteIds)
+  if (scope.siteIds !== null)
+    where.and(`e.site_ids <@ ?::uuid[] and e.site_ids <> '{}'`, scope.siteIds)
   return where
 }
 

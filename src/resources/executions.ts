@@ -106,7 +106,7 @@ async function listResults(
   ctx: Context,
   { actor, params, query }: Call<{ id: string }, PageQuery, undefined>,
 ): Promise<Reply> {
-  const id = params.id.toLowerCase()
+  const { id } = params
   const page = pager(ctx.cursorKey, ['results', id, actor.orgId, actor.siteIds], query)
   await getExecution(ctx.db, actor, id)
   const { rows, cut } = await readResults(ctx.db, actor, id, page)

@@ -81,7 +81,7 @@ function organizationOf(actor: Actor, body: Static<typeof NewInvitation>): strin
     requireNoOrganization(body)
     return null
   }
-  const orgId = body.orgId?.toLowerCase() ?? actor.orgId
+  const orgId = body.orgId ?? actor.orgId
   if (orgId === null) throw invalid('/orgId', 'is required')
   return orgId
 }

@@ -11,6 +11,7 @@ import { limits } from '../limits.ts'
 import { sendRollout } from '../queue.ts'
 import { invalid, type Call, type Context, type Reply } from '../route.ts'
 import { versionLengthMax, versionPattern } from '../versions.ts'
+import { requireOrganization } from './organizations.ts'
 import { getRollout, groupSettings, RolloutFilter } from './rollout_row.ts'
 import { nullable } from './shapes.ts'
 
@@ -130,15 +131,6 @@ async function planOf(ctx: Context, { actor, body }: NewRolloutCall): Promise<Pl
   const where = targetConditions({ orgId, siteIds: actor.siteIds }, filter)
   if (deviceIds !== undefined) where.and('d.id = any(?::uuid[])', deviceIds)
   return { id: newId(), orgId, where, platforms }
-}
-
-/** Throws NOT_FOUND outside of the scope. */
-async function requireOrganization(db: Queryable, scope: Scope, id: string): Promise<void> {
-  const found = await db.query(
-    'select true as found from organizations where id = $1 and ($2::uuid is null or id = $2)',
-    [id, scope.orgId],
-  )
-  if (found.length === 0) throw new AppError('NOT_FOUND', `there is no organization ${id}`)
 }
 
 const from = 'devices d join device_presence p on p.device_id = d.id'

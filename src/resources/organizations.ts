@@ -227,6 +227,19 @@ function notFound(id: string): AppError {
   return new AppError('NOT_FOUND', `there is no organization ${id}`)
 }
 
+/** Throws NOT_FOUND when there is no such organization in the scope. */
+export async function requireOrganization(
+  db: Queryable,
+  { orgId }: Pick<Scope, 'orgId'>,
+  id: string,
+): Promise<void> {
+  const found = await db.query(
+    'select true as found from organizations where id = $1 and ($2::uuid is null or id = $2)',
+    [id, orgId],
+  )
+  if (found.length === 0) throw notFound(id)
+}
+
 /** `Müller & Söhne` → `muller-sohne`; '' for a name without a Latin letter or digit. */
 function slugOf(name: string): string {
   return name

@@ -142,8 +142,9 @@ function answer({ header }: Pick<Call<unknown, unknown, unknown>, 'header'>, ass
     'Cache-Control': 'no-cache',
     'Content-Security-Policy': asset.policy,
   }
-  const known = header('if-none-match').split(/\s*,\s*/)
-  if (known.some((tag) => tag.replace(/^W\//, '') === asset.etag)) return { status: 304, headers }
+  const known = header('if-none-match').split(',')
+  if (known.some((tag) => tag.trim().replace(/^W\//, '') === asset.etag))
+    return { status: 304, headers }
   if (!/\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))/.test(header('accept-encoding'))) {
     return { status: 200, text: { type: asset.type, content: asset.bytes }, headers }
   }

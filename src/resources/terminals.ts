@@ -173,6 +173,8 @@ function ticketReply(ctx: Context, { id, ticket, expiresMs }: IssuedTicket): Rep
   return {
     status: 201,
     body: { id, ticket, websocketUrl, expiresAt } satisfies Static<typeof Ticket>,
+    // What there is to get of it by its id.
+    headers: { Location: `/api/v1/terminals/${id}/recording` },
   }
 }
 

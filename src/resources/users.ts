@@ -255,7 +255,7 @@ function patched(before: Editable, body: Static<typeof UserPatch>): Editable {
   return {
     name: body.name === undefined ? before.name : body.name,
     role,
-    orgId: platform ? null : (body.orgId?.toLowerCase() ?? before.orgId),
+    orgId: platform ? null : (body.orgId ?? before.orgId),
     // Whoever becomes a platform admin leaves the sites with the organization.
     siteIds: platform && body.siteIds === undefined ? null : siteIds,
     status: body.status ?? before.status,

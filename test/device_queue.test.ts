@@ -1,0 +1,96 @@
+// Single rules of the command queue that a random plan seldom meets, or never.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { limits } from '../src/limits.ts'
+import type { AgentFrame, CommandMessage } from '../src/protocol.ts'
+import { step } from '../workers/device.ts'
+import { openDevice, type Device, type DeviceMessage } from '../workers/device_state.ts'
+
+const rules = {
+  heartbeatTimeoutMs: 75_000,
+  timeoutGraceMs: 30_000,
+  presenceFlushMs: 60_000,
+  thresholds: {},
+}
+const startMs = 1_000_000
+
+function command(id: string, more: Partial<CommandMessage> = {}): CommandMessage {
+  return {
+    id,
+    action: 'run_command',
+    payload: '{}',
+    timeoutSeconds: 10,
+    createdMs: startMs,
+    expiresMs: startMs + 60_000,
+    concurrent: false,
+    awaited: false,
+    executionId: null,
+    ...more,
+  }
+}
+
+const socket = { deviceId: 'd', orgId: 'o', conn: 1, resumed: false }
+
+/** A device whose claim is committed, with nothing open. */
+function claimed(): Device {
+  const device = openDevice(socket, startMs, startMs + 60_000)
+  step(device, { type: 'claimed', epoch: 1, atMs: 0, commands: [], high: 0 }, startMs, rules)
+  return device
+}
+
+function effects(device: Device, message: DeviceMessage, nowMs = startMs): string[] {
+  return step(device, message, nowMs, rules).map((effect) => {
+    if (effect.type === 'send') return `send ${effect.command.id}`
+    if (effect.type === 'end') return `end ${effect.command.id} ${effect.end.status}`
+    if (effect.type === 'progress') return `${effect.stage} ${effect.command.id}`
+    return effect.type
+  })
+}
+
+const said = (frame: AgentFrame, bytes = 0): DeviceMessage => ({ type: 'frame', frame, bytes })
+
+test('one that was accepted earlier and told later waits for the one that is out', () => {
+  const device = claimed()
+  assert.deepEqual(effects(device, { type: 'command', command: command('2') }), ['send 2'])
+  assert.deepEqual(effects(device, { type: 'command', command: command('1') }), [])
+  const concurrent = command('0', { concurrent: true, action: 'list_processes' })
+  assert.deepEqual(effects(device, { type: 'command', command: concurrent }), ['send 0'])
+  effects(device, said({ type: 'result', id: '2', status: 'completed' }))
+  assert.deepEqual(effects(device, { type: 'committed', id: '2' }), ['ack', 'send 1'])
+})
+
+test('what expired while another one ran is ended, not sent', () => {
+  const device = claimed()
+  effects(device, { type: 'command', command: command('1', { timeoutSeconds: 3600 }) })
+  effects(device, { type: 'command', command: command('2') })
+  effects(device, { type: 'sent', id: '1' })
+  effects(device, said({ type: 'started', id: '1' }))
+  effects(device, said({ type: 'result', id: '1', status: 'completed' }))
+  const lateMs = startMs + 60_000
+  assert.deepEqual(effects(device, { type: 'committed', id: '1' }, lateMs), [
+    'ack',
+    'end 2 expired',
+  ])
+})
+
+test('a cancel of what was sent holds when the socket goes before a word of it', () => {
+  const device = claimed()
+  effects(device, { type: 'command', command: command('1') })
+  effects(device, { type: 'sent', id: '1' })
+  assert.deepEqual(effects(device, { type: 'cancel', id: '1', ask: 1 }), ['cancel', 'answer'])
+  assert.deepEqual(effects(device, { type: 'closed' }), ['end 1 cancelled', 'offline'])
+})
+
+test('while a claim is under way an agent is held to a number of frames and of bytes', () => {
+  const device = openDevice(socket, startMs, startMs + 60_000)
+  const say = (bytes: number) => effects(device, said({ type: 'heartbeat' }, bytes))
+  for (const bytes of [limits.heldBytesMax / 2, limits.heldBytesMax, limits.heldBytesMax / 4]) {
+    say(bytes)
+  }
+  assert.equal(device.held?.messages.length, 2)
+  for (let n = 0; n < 2 * limits.heldFramesMax; n++) say(1)
+  assert.equal(device.held?.messages.length, limits.heldFramesMax)
+  // What the hub itself says is never dropped.
+  effects(device, { type: 'command', command: command('9') })
+  assert.equal(device.held?.messages.length, limits.heldFramesMax + 1)
+})
