@@ -13,7 +13,7 @@ if (!isMainThread) {
   const channel = new BroadcastChannel(channelName)
   channel.unref()
   channel.addEventListener('message', (event) => {
-    const { data } = event as { data: Block }
+    const { data } = event as unknown as { data: Block }
     if ((workerData as { index?: number } | null)?.index !== data.shard) return
     const endMs = performance.now() + data.ms
     while (performance.now() < endMs);
