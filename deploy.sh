@@ -175,6 +175,17 @@ name_this_version() {
   export MUSTER_TAG
 }
 
+# What containers read of this checkout, as labels: a file that changed is a new container, whose mount would else be
+# the old one for ever.
+name_these_files() {
+  CADDY_FILES=$(files_hash deploy/Caddyfile)
+  PROMETHEUS_FILES=$(files_hash deploy/prometheus.yml deploy/alerts.yml)
+  BACKUP_FILES=$(files_hash deploy/backup.sh deploy/restore.sh)
+  export CADDY_FILES PROMETHEUS_FILES BACKUP_FILES
+}
+
+files_hash() { cat "$@" | sha256sum | cut -c 1-16; }
+
 # The settings of the hubs as a label, which tells that they changed and not what they are.
 name_these_settings() {
   local name
@@ -209,12 +220,18 @@ running_settings() {
 
 running_hubs() { docker ps --filter "name=^$project-hub-[0-9]+\$" --format '{{.Names}}' | sort; }
 
-# One statement on the database; empty where there is none yet.
+# One statement on the database.
 ask_database() {
-  compose run --rm --no-deps -T --entrypoint sh backup -c "psql --no-psqlrc -Atqc \"\$0\" \"\$DATABASE_URL\"" "$1" 2>/dev/null || true
+  compose run --rm --no-deps -T --entrypoint sh backup -c "psql --no-psqlrc -Atqc \"\$0\" \"\$DATABASE_URL\"" "$1"
 }
 
-applied_migrations() { ask_database "select name from migration.files order by name"; }
+# Nothing where there is no schema yet; fails where the database does not answer, which is not the same.
+applied_migrations() {
+  local schema
+  schema=$(ask_database "select case when to_regclass('migration.files') is null then 'none' else 'there' end") || return 1
+  [[ $schema == there ]] || return 0
+  ask_database "select name from migration.files order by name"
+}
 
 pending_migrations() {
   local file name
@@ -247,7 +264,8 @@ look_around() {
   done
   # 1.2.3-rc.1-0123456789ab and 1.2.3-0123456789ab-changed: the version is what stands before the commit.
   old_version=$(sed -E 's/-[0-9a-f]{12}(-changed)?$//' <<<"$old_tag")
-  applied=$(applied_migrations)
+  # A plan is made before anything runs: then nothing is known of a database that is down.
+  applied=$(applied_migrations 2>/dev/null || true)
   pending=$(pending_migrations)
   newest_backup=$(compose run --rm --no-deps -T backup newest 2>/dev/null || true)
 }
@@ -301,7 +319,7 @@ wait_healthy() {
 
 # A hub of this tag in the place of that number.
 start_hub() {
-  compose up --detach --no-deps --no-recreate --scale "hub=$replicas" hub
+  compose up --detach --no-deps "hub-$1"
   wait_healthy "$project-hub-$1"
 }
 
@@ -383,8 +401,12 @@ check_from_outside() {
 
 invite_first_admin() {
   [[ -z ${ADMIN_EMAIL:-} ]] || return 0
+  # Until somebody has accepted: a deployment may have broken off before it could show the link.
+  local admins
+  admins=$(ask_database "select count(*) from users where role = 'platform_admin' and status <> 'invited'")
+  [[ $admins == 0 ]] || return 0
   step "inviting the first admin, $ACME_EMAIL"
-  compose run --rm --no-deps -T hub node scripts/admin.ts invite "$ACME_EMAIL"
+  compose run --rm --no-deps -T hub-1 node scripts/admin.ts invite "$ACME_EMAIL"
 }
 
 failed() {
@@ -407,6 +429,7 @@ main() {
   check_tools
   name_this_version
   name_these_settings
+  name_these_files
   name_replicas
   choose_services
   trap failed ERR
@@ -420,16 +443,20 @@ main() {
   check_dns_and_ports
   mkdir -p "${RELEASES_DIR:-releases}" "${RELEASE_KEYS_DIR:-release-keys}"
   step "building $MUSTER_TAG"
-  compose build hub
+  compose build hub-1
   step "starting ${data_services[*]}"
   compose up --detach --wait "${data_services[@]}"
+  step 'looking at the database'
+  applied=$(applied_migrations)
+  # Docker makes a new volume root's, and the backups are made as nobody in particular.
+  compose run --rm --no-deps -T --user 0:0 --cap-add CHOWN --entrypoint chown backup 999:999 /backups
   if [[ -n $applied ]]; then
     step 'backing up the database'
     compose run --rm --no-deps -T backup once
   fi
   step 'migrating the database'
-  compose run --rm --no-deps -T hub node scripts/migrate.ts
-  if [[ -z $applied ]]; then invite_first_admin; fi
+  compose run --rm --no-deps -T hub-1 node scripts/migrate.ts
+  invite_first_admin
   replace_hubs
   step 'starting Caddy, Prometheus, Grafana and the backups'
   start_edge

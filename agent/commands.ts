@@ -1,6 +1,7 @@
 // Carries commands from the durable inbox to the outbox. Every id runs once: it is on disk before it
 // is reported `delivered`, its start before it runs, its end before it is sent.
 
+import { uptime } from 'node:os'
 import { performance } from 'node:perf_hooks'
 import type { ResultFrame } from '../src/protocol.ts'
 import { PayloadError } from './action.ts'
@@ -11,6 +12,7 @@ import type { Journal } from './journal.ts'
 import type { Entry } from './ledger.ts'
 import {
   concurrentRunsMax,
+  deadlineLookMs,
   inboxCommandsMax,
   killGiveUpMs,
   killGraceMs,
@@ -155,6 +157,11 @@ export class Commands {
   async #runUntilDeadline(command: CommandFrame, control: AbortController): Promise<ActionOutcome> {
     const reason: StopReason = 'timeout'
     const timer = setTimeout(() => control.abort(reason), command.timeoutSeconds * 1000)
+    // Timers stand still while a machine sleeps, its time since boot does not; nor does a corrected clock move it.
+    const endsAtSeconds = uptime() + command.timeoutSeconds
+    const watch = setInterval(() => {
+      if (uptime() >= endsAtSeconds) control.abort(reason)
+    }, deadlineLookMs)
     try {
       const outcome = await this.#outcomeOf(command, control.signal)
       // What was handed over can't be stopped here any more.
@@ -162,6 +169,7 @@ export class Commands {
       return ours ? stopped(outcome, control.signal) : outcome
     } finally {
       clearTimeout(timer)
+      clearInterval(watch)
     }
   }
 

@@ -5,7 +5,7 @@ import { open, rename } from 'node:fs/promises'
 import type { FileHandle } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
-import { describe } from './errors.ts'
+import { describe, isFull } from './errors.ts'
 import { readIfThere, syncFolder } from './files.ts'
 import { apply, forget, replay, snapshot } from './ledger.ts'
 import type { JournalRecord, Ledger } from './ledger.ts'
@@ -39,7 +39,13 @@ export class Journal {
     const { ledger, broken } = replay(readIfThere(path) ?? '')
     if (broken > 0) log.warn('journal had torn lines', { broken })
     const journal = new Journal(path, ledger, log)
-    await journal.#rewrite()
+    try {
+      await journal.#rewrite()
+    } catch (error) {
+      if (!isFull(error)) throw error
+      log.error('journal cannot be written, commands wait', { error: describe(error) })
+      journal.rewriteSoon()
+    }
     return journal
   }
 

@@ -171,3 +171,6 @@ export const downloadSpareBytes = 32 * MiB
 export const smokeMsMax = 20_000
 /** A file that was just written may be held open by a process that is being started. */
 export const smokeTriesMax = 5
+
+/** How often a running command's deadline is held against the time since boot: timers sleep with the machine. */
+export const deadlineLookMs = 1_000

@@ -1,7 +1,7 @@
 // One agent per state folder: a lock file with the owner's pid and start time, recovered when stale.
 
 import { linkSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs'
-import { AgentError, errorCode } from './errors.ts'
+import { AgentError, errorCode, isFull } from './errors.ts'
 import { readIfThere } from './files.ts'
 import { isSameProcess, startTimeOf } from './processes.ts'
 
@@ -19,7 +19,13 @@ export interface Lock {
 export async function takeLock(path: string): Promise<Lock> {
   const owner: Owner = { pid: process.pid, startTime: await startTimeOf(process.pid) }
   const draft = `${path}.${process.pid}`
-  writeFileSync(draft, JSON.stringify(owner), { mode: 0o600 })
+  try {
+    writeFileSync(draft, JSON.stringify(owner), { mode: 0o600 })
+  } catch (error) {
+    // A full disk takes the name and no text: a lock that does not say whose it is keeps nobody out, and the agent
+    // runs, which is what somebody needs who wants to make space.
+    if (!isFull(error)) throw error
+  }
   try {
     await linkOrRecover(draft, path)
   } finally {

@@ -79,7 +79,10 @@ daily() {
     fi
     sleep "$(seconds_to_hour)" &
     wait $!
-    (backup) || true
+    until (backup); do
+      sleep 600 &
+      wait $!
+    done
   done
 }
 

@@ -387,6 +387,8 @@ export const limits = {
   terminalsMax: 500,
   /** Without operator or agent a session ends after this: a laptop that moves to another network is back. */
   terminalAbsenceSeconds: 120,
+  /** Between two askings of an agent whose output has a gap to begin again. */
+  terminalAskMs: 1_000,
   /** A ticket is used at once by the page that asked for it. */
   ticketSeconds: 30,
   /** Tickets of one session that may wait; the oldest is forgotten first. */

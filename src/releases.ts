@@ -73,6 +73,11 @@ export class Releases {
     return this.keysFound.list
   }
 
+  /** Throws UNAVAILABLE until the folder was looked at once: what is offered is not known before. */
+  requireKnown(): void {
+    this.requireLooked(undefined)
+  }
+
   /** What is offered, the highest version first. */
   offered(): Release[] {
     return [...this.verdicts.values()]

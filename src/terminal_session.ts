@@ -64,6 +64,7 @@ export class TerminalSession {
   private inputAcked = 0
   private inputSent = 0
   private tickets: Ticket[] = []
+  private askedMs = 0
   private readonly fromAgentAllowance: Allowance = { fullMs: 0 }
   private readonly fromOperatorAllowance: Allowance = { fullMs: 0 }
 
@@ -140,6 +141,13 @@ export class TerminalSession {
       case 'close': // the hub's own to say
         return false
     }
+  }
+
+  /** Whether the agent may be asked to begin again: once a second. */
+  asksAgain(nowMs: number): boolean {
+    if (nowMs - this.askedMs < limits.terminalAskMs) return false
+    this.askedMs = nowMs
+    return true
   }
 
   /**

@@ -276,6 +276,10 @@ export class Terminals {
     }
     if (!session.passesFromAgent(frame)) {
       this.drop('refused')
+      // What follows would leave a gap for good: the agent begins again at what was confirmed.
+      if (frame.kind === 'data' && session.asksAgain(Date.now())) {
+        this.toAgent(session, session.openFrame())
+      }
       return false
     }
     session.operator?.send(bytes)

@@ -11,6 +11,7 @@ import {
   decodeFrame,
   decodeText,
   encodeFrame,
+  encodeSize,
   frameKinds,
   type FrameKind,
   type TerminalFrame,
@@ -408,6 +409,40 @@ describe('frames of others', () => {
     assert.deepEqual([frame?.kind, frame?.id], ['close', id])
     for (let n = 0; n < 1500; n++) fake.socket.send(encodeFrame('close', id, n))
     assert.equal((await fake.closing()).code, 4029)
+  })
+
+  test('an agent whose output has a gap is asked to begin again where it was confirmed', async () => {
+    const device = await hub.enroll()
+    const fake = await FakeAgent.connect(device, hub.origin)
+    const asked: TerminalFrame[] = []
+    fake.socket.on('message', (data, isBinary) => {
+      const frame = isBinary ? decodeFrame(Buffer.from(data as Buffer)) : undefined
+      if (frame?.kind === 'open') asked.push(frame)
+    })
+    const ticket = await openTicket(hub, device.deviceId)
+    const socket = await openSocket(ticket)
+    const shown: string[] = []
+    socket.on('message', (data: Buffer) => {
+      const frame = decodeFrame(Buffer.from(data))
+      if (frame?.kind === 'data') shown.push(decodeText(frame.body))
+    })
+    socket.send(encodeFrame('open', ticket.id, 0, encodeSize({ cols: 80, rows: 24 }, false)))
+    await until('the first open', () => asked.length > 0)
+    const begun = asked.length
+    const say = (kind: FrameKind, seq: number, body: Uint8Array) =>
+      fake.socket.send(encodeFrame(kind, ticket.id, seq, body))
+    say('opened', 0, new Uint8Array(8))
+    say('data', 0, Buffer.from('one'))
+    say('data', 6, Buffer.from('three'))
+    const again = await until('another open', () => asked.slice(begun).at(0))
+    assert.equal(again.seq, 0)
+    say('data', 0, Buffer.from('one'))
+    say('data', 3, Buffer.from('two'))
+    say('data', 6, Buffer.from('three'))
+    await until('all of it', () => shown.includes('three'))
+    assert.equal(shown.at(-1), 'three')
+    socket.close()
+    await fake.close()
   })
 
   test('more output than the window, gaps and impossible numbers go nowhere', async () => {

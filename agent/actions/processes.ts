@@ -29,7 +29,8 @@ export const killProcess: Action = {
     if (!signal(pid, 'SIGTERM')) return { status: 'failed', error: `no process ${pid}` }
     for (const end = Date.now() + killGraceMs; Date.now() < end; await delay(killPollMs)) {
       if (!isThere(pid)) return { status: 'completed', data: { pid, signal: 'SIGTERM' } }
-      if (context.signal.aborted) break
+      // Nobody wants it any more: it may end in its own time.
+      if (context.signal.aborted) return { status: 'failed', error: `SIGTERM was sent to ${pid}` }
     }
     signal(pid, 'SIGKILL')
     return { status: 'completed', data: { pid, signal: 'SIGKILL' } }

@@ -4,7 +4,7 @@ import { open, rm, stat, statfs } from 'node:fs/promises'
 import { dirname } from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
 import { fullJitterMs } from '../backoff.ts'
-import { describe, errorCode } from '../errors.ts'
+import { describe, errorCode, isFull } from '../errors.ts'
 import { downloadSpareBytes, downloadStallMs, downloadTriesMax } from '../limits.ts'
 import { parseRetryAfter } from '../request.ts'
 import { killPoint } from '../test_build.ts'
@@ -84,7 +84,7 @@ async function tryOnce(wanted: Download, from: number): Promise<number> {
 // The disk's own refusals; what the network says is tried again.
 function throwForDisk(error: unknown): void {
   const code = errorCode(error) ?? ''
-  if (['ENOSPC', 'EDQUOT'].includes(code)) throw new UpgradeError('disk_full', describe(error))
+  if (isFull(error)) throw new UpgradeError('disk_full', describe(error))
   if (['EACCES', 'EPERM', 'EROFS'].includes(code)) {
     throw new UpgradeError('not_writable', describe(error))
   }

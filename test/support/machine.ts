@@ -72,7 +72,8 @@ export class Releases {
   async offered(hub: TestHub): Promise<void> {
     const count = readdirSync(join(this.folder, 'releases')).length
     await until('the hub to offer the releases', async () => {
-      const { body } = await hub.get('/agents/releases')
+      const { status, body } = await hub.get('/agents/releases')
+      if (status !== 200) return false
       const refused = body.refused.filter(({ code }: { code: string }) => code !== 'CHECKING')
       assert.deepEqual(refused, [])
       return body.data.length === count

@@ -115,7 +115,7 @@ export async function releasesOnce(
   // oxlint-disable-next-line typescript/no-explicit-any -- as above
 ): Promise<any> {
   return until(what, async () => {
-    const { body } = await hub.get('/agents/releases', { token: undefined })
-    return fact(body) ? body : undefined
+    const { status, body } = await hub.get('/agents/releases', { token: undefined })
+    return status === 200 && fact(body) ? body : undefined
   })
 }
