@@ -43,7 +43,6 @@ export const accept: Scenario = {
       metric: 'perSecond',
       unit: '/s',
       rival: 'baseline',
-      goal: { ratioLeast: 1 },
     },
     {
       id: 'P4c',
