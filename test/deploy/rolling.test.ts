@@ -167,6 +167,7 @@ function checkout(version: string, change: (copy: string) => void = () => {}): s
   mkdirSync(copy)
   const code = [
     'deploy.sh',
+    'deploy',
     'docker-compose.yml',
     'migrations',
     'pages',
