@@ -9,6 +9,7 @@ import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, Where, type Database, type Queryable } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
 import { commandSource } from '../src/resources/commands.ts'
+import { walkedPage, type DeviceFilters } from '../src/resources/device_pages.ts'
 import { newestFirst } from '../src/resources/rows.ts'
 import { endsSql, handOverSql, takenSql, takeSql } from '../src/handoff_sql.ts'
 import { acceptBatchSql } from '../workers/execution_statements.ts'
@@ -34,7 +35,7 @@ import {
 import { createDatabase, type TestDatabase } from './support/postgres.ts'
 import { addDevice, addPlace } from './support/rows.ts'
 
-const statements = {
+const statements: Record<string, string> = {
   acceptSql,
   repeatsSql,
   checkSql,
@@ -60,6 +61,20 @@ const statements = {
   withdrawSql,
   lockEndedSql,
   endDevicesSql,
+}
+
+for (const [name, filters] of Object.entries<DeviceFilters>({
+  devices: {},
+  devicesOfOrganization: { orgId: newId() },
+  devicesOnline: { status: 'online' },
+  devicesOfSystem: { os: 'linux', orgId: newId() },
+  devicesOnlineOfSystem: { status: 'online', os: 'linux', orgId: newId() },
+  devicesOnlineWithTag: { status: 'online', tag: 'kiosk' },
+  devicesWithTag: { tag: 'kiosk', orgId: newId() },
+})) {
+  const page = { limit: 50, after: undefined, envelope: () => '' }
+  const walk = walkedPage({ orgId: null, siteIds: null }, filters, page)
+  statements[name] = walk?.text ?? ''
 }
 
 interface Plan {

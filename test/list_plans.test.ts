@@ -10,7 +10,9 @@ import { fillLarge, type LargeDatabase } from './support/large_database.ts'
 import { call, signedIn, type Person } from './support/people.ts'
 
 let hub: TestHub
-let client: pg.Client
+/** As the hub's own connections for lists: those that plan each, and those that keep their plans. */
+let planning: pg.Client
+let keeping: pg.Client
 let large: LargeDatabase
 /** Who asks: over all organizations, over the largest or the smallest, or over five sites of the largest. */
 let people: Record<'platform' | 'large' | 'small' | 'narrowed', Person>
@@ -44,12 +46,12 @@ before(async () => {
     small: await signedIn(hub, 'org_admin', { orgId: last }),
     narrowed: await signedIn(hub, 'auditor', { orgId: first, siteIds: large.siteIds }),
   }
-  // As the hub's own connections for lists.
-  client = new pg.Client(connection({ url, name: 'plans', planEach: true }))
-  await client.connect()
+  planning = new pg.Client(connection({ url, name: 'plans', planEach: true }))
+  keeping = new pg.Client(connection({ url, name: 'plans', planOnce: true }))
+  await Promise.all([planning.connect(), keeping.connect()])
 })
 after(async () => {
-  await client.end()
+  await Promise.all([planning.end(), keeping.end()])
   await hub.close()
 })
 
@@ -329,19 +331,21 @@ async function pageCost(ask: () => Promise<unknown>): Promise<Cost> {
 }
 
 interface Statement {
+  client: pg.Client
   text: string
   values: readonly unknown[]
 }
 
 /** The statements that a request sends by the pools that lists are read with. */
 async function captured(ask: () => Promise<unknown>): Promise<Statement[]> {
-  const { db, auditDb } = hub.hub.ctx
+  const { db, auditDb, commandDb } = hub.hub.ctx
   const sent: Statement[] = []
-  const pools: Queryable[] = [db, auditDb]
+  const pools: Queryable[] = [db, auditDb, commandDb]
   const originals = pools.map((pool) => {
+    const client = pool === commandDb ? keeping : planning
     const original = pool.query.bind(pool)
     pool.query = (text, values = []) => {
-      sent.push({ text, values })
+      sent.push({ client, text, values })
       return original(text, values)
     }
     return () => (pool.query = original)
@@ -365,7 +369,7 @@ interface Plan {
   Plans?: Plan[]
 }
 
-async function explain({ text, values }: Statement): Promise<Plan> {
+async function explain({ client, text, values }: Statement): Promise<Plan> {
   await client.query(`prepare page as ${text}`)
   try {
     const given = values.length > 0 ? `(${values.map(literal).join(', ')})` : ''

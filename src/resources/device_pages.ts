@@ -1,9 +1,10 @@
-// Which devices a page of the list shows: their ids, found by an index in the order of the list wherever there
-// is one. What is shown of them is `device_row.ts`.
+// Which devices a page of the list shows, found by an index in the order of the list wherever there is one. What is
+// shown of them is `device_row.ts`.
 import type { Scope } from '../auth.ts'
 import { Where } from '../db.ts'
 import { limits } from '../limits.ts'
 import type { Pager } from '../page.ts'
+import { deviceColumns, openFloor, openSql } from './device_row.ts'
 
 export interface DeviceFilters {
   status?: string
@@ -20,6 +21,55 @@ export interface PageId extends Record<string, unknown> {
   /** Null unless the page is in the order of names. */
   name: string | null
 }
+
+export interface Walk {
+  /** For a pool that keeps plans; gives the rows as `Item`, in the order of the list. */
+  text: string
+  values: unknown[]
+  /** True where fewer rows than were asked for are the end of the list, and not of the walk. */
+  whole: boolean
+}
+
+/**
+ * A page by one statement whose plan can be kept: it walks an index, newest devices first, and leaves out what other
+ * filters do not want, so far as a page of common ones may need. Undefined where no index has that order.
+ */
+export function walkedPage(scope: Scope, filters: DeviceFilters, page: Pager): Walk | undefined {
+  const { status, os, tag, q, siteId, sort } = filters
+  if (scope.siteIds !== null || siteId !== undefined || q !== undefined || sort === 'hostname')
+    return
+  const orgId = scope.orgId ?? filters.orgId
+  if (filters.orgId !== undefined && filters.orgId !== orgId) return
+  const where = new Where()
+  if (orgId !== undefined) where.and('org_id = ?', orgId)
+  if (status !== undefined) where.and('status = ?', status)
+  else if (os !== undefined) where.and('os = ?', os)
+  const key = status === undefined ? 'id' : 'device_id'
+  where.and(`${key} < ?::uuid`, page.after?.[0] ?? idCeiling)
+  const wanted = ['d.id = w.id']
+  if (status !== undefined && os !== undefined) wanted.push(`d.os = ${where.value(os)}`)
+  if (tag !== undefined) wanted.push(`d.tags @> array[${where.value(tag)}]::text[]`)
+  const whole = wanted.length === 1
+  // Each in turn and no more than are needed, whatever the planner thinks of the table: hence the offset.
+  const filter = `cross join lateral (select from devices d where ${wanted.join(' and ')} offset 0) f`
+  const text = `
+with page as materialized (
+  select w.id from (
+    select ${key} as id from ${status === undefined ? 'devices' : 'device_presence'} ${where.text()}
+    order by ${key} desc limit ${whole ? limits.pageSizeMax + 1 : limits.walkedRowsMax}
+  ) w ${whole ? '' : filter}
+  order by w.id desc limit ${where.value(page.limit + 1)}
+), ${openSql('array(select id from page)', where.value(openFloor()))}
+select d.id, (select row_to_json(r)::text from (select ${deviceColumns}) r) as item
+from page join devices d using (id)
+join device_presence p on p.device_id = d.id
+left join open o on o.device_id = d.id
+order by d.id desc`
+  return { text, values: where.values, whole }
+}
+
+/** Where the list of the newest begins. */
+const idCeiling = 'ffffffff-ffff-ffff-ffff-ffffffffffff'
 
 /** The ids of a page in its order, and their names where it is in the order of those. */
 export function pageOfIds(

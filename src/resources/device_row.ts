@@ -2,10 +2,11 @@
 import type { Scope } from '../auth.ts'
 import type { Queryable } from '../db.ts'
 import { AppError } from '../errors.ts'
+import { idFloor } from '../ids.ts'
 import { limits } from '../limits.ts'
 import { firstUpgradeSql, shownUpgradeSql } from '../upgrades.ts'
 
-interface Item extends Record<string, unknown> {
+export interface Item extends Record<string, unknown> {
   id: string
   item: string
 }
@@ -18,19 +19,24 @@ export const deviceColumns = `d.id, d.org_id as "orgId", d.site_id as "siteId", 
   ${shownUpgradeSql} as upgrade, coalesce(o.commands, 0) as "pendingCommands", iso(d.created_at) as "createdAt",
   iso(d.updated_at) as "updatedAt"`
 
+/**
+ * SQL: the CTE `open`, which counts the open commands of the devices `ids` together: once for each partition, not
+ * once for each device too. `floor` is a parameter (`openFloor`): a function there is called for each device.
+ */
+export const openSql = (ids: string, floor: string) => `open as materialized (
+  select c.device_id, count(*) as commands, ${firstUpgradeSql} as upgrade from commands c
+  where c.device_id = any(${ids}) and c.completed_at is null and c.id >= ${floor}::uuid
+  group by 1
+)`
+
+/** No open command is older than this id. */
+export const openFloor = () => idFloor(Date.now() - limits.openCommandDaysMax * 86_400_000)
+
 const inventory = `, (select inventory from device_inventory n where n.device_id = d.id) as inventory`
 
-/**
- * One text whatever the scope, so that a pool that keeps plans has it planned: planning was half of a page.
- * Open commands are counted for all devices together: once for each partition, not once for each device too.
- */
+/** One text whatever the scope, so that a pool that keeps plans has it planned: planning was half of a page. */
 const itemsSql = (more: string) => `
-with open as materialized (
-  select c.device_id, count(*) as commands, ${firstUpgradeSql} as upgrade from commands c
-  where c.device_id = any($1::uuid[]) and c.completed_at is null
-    and c.id >= uuid7_floor(now() - interval '${limits.openCommandDaysMax} days')
-  group by 1
-)
+with ${openSql('$1::uuid[]', '$4')}
 select d.id, (select row_to_json(r)::text from (select ${deviceColumns}${more}) r) as item
 from unnest($1::uuid[]) as t(id)
 join devices d on d.id = t.id
@@ -48,7 +54,7 @@ export async function deviceItems(
   ids: readonly string[],
 ): Promise<Map<string, string>> {
   if (ids.length === 0) return new Map()
-  const rows = await db.query<Item>(rowsSql, [ids, scope.orgId, scope.siteIds])
+  const rows = await db.query<Item>(rowsSql, [ids, scope.orgId, scope.siteIds, openFloor()])
   return new Map(rows.map(({ id, item }) => [id, item]))
 }
 
@@ -60,7 +66,8 @@ export async function findDevice(
   withInventory: boolean,
 ): Promise<string> {
   const text = withInventory ? wholeSql : rowsSql
-  const [row] = await db.query<Item>(text, [[id], scope.orgId, scope.siteIds])
+  const values = [[id], scope.orgId, scope.siteIds, openFloor()]
+  const [row] = await db.query<Item>(text, values)
   if (row === undefined) throw new AppError('NOT_FOUND', 'there is no such device')
   return row.item
 }

@@ -13,8 +13,8 @@ import { limits } from '../limits.ts'
 import { pageOf, pageQuery, pager } from '../page.ts'
 import { upgradePhases } from '../protocol.ts'
 import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
-import { pageOfIds, type DeviceFilters, type PageId } from './device_pages.ts'
-import { deviceItems, findDevice } from './device_row.ts'
+import { pageOfIds, walkedPage, type DeviceFilters, type PageId } from './device_pages.ts'
+import { deviceItems, findDevice, type Item } from './device_row.ts'
 import { Name, nullable } from './shapes.ts'
 
 const text = nullable(Type.String())
@@ -108,6 +108,12 @@ async function listDevices(
 ) {
   const { limit: _limit, cursor: _cursor, ...filters } = query
   const page = pager(ctx.cursorKey, ['devices', filters, scope.orgId, scope.siteIds], query)
+  const walk = walkedPage(scope, filters, page)
+  if (walk) {
+    const rows = await ctx.commandDb.query<Item>(walk.text, walk.values)
+    if (walk.whole || rows.length > page.limit)
+      return page.envelope(rows.map(({ id, item }) => ({ item, keys: [id] })))
+  }
   const search = pageOfIds(scope, filters, page)
   // Two statements: which devices is planned anew for its filters, what is shown of them is not.
   const found = await ctx.db.query<PageId>(search.text, search.values)
