@@ -50,6 +50,7 @@ export function openDatabase(options: DatabaseOptions): Database {
   const pool = new pg.Pool({ ...connection(options), max: options.connections, min: 0 })
   // Without a listener a connection that dies idle would end the process.
   pool.on('error', (error) => options.onIdleError?.(error))
+  const watch = watching(pool, deadlineMs(options))
   const prepared = preparing(options.planEach ? limits.searchNamesMax : limits.statementNamesMax)
   return {
     name: options.name,
@@ -60,9 +61,12 @@ export function openDatabase(options: DatabaseOptions): Database {
         throw translate(error, pool)
       }
     },
-    transaction: (work) => inTransaction(pool, prepared, work),
+    transaction: (work) => inTransaction(pool, watch, prepared, work),
     counts: () => ({ total: pool.totalCount, idle: pool.idleCount, waiting: pool.waitingCount }),
-    close: () => pool.end(),
+    close: () => {
+      watch.stop()
+      return pool.end()
+    },
   }
 }
 
@@ -88,16 +92,51 @@ export function connection(
     connectionString: options.url,
     application_name: `muster ${options.name}`,
     connectionTimeoutMillis: limits.checkoutMsMax,
-    // A host that is gone says nothing, and TCP would wait for minutes: the server's own deadline is not enough.
-    query_timeout: (options.statementMsMax ?? limits.statementMsMax) + limits.statementGraceMs,
     keepAlive: true,
     keepAliveInitialDelayMillis: limits.keepAliveMs,
     options: settings.map((setting) => `-c ${setting}`).join(' '),
   }
 }
 
+/**
+ * A host that is gone says nothing, and TCP would wait for minutes: the server's own deadline is not enough.
+ */
+function deadlineMs({ statementMsMax = limits.statementMsMax }: DatabaseOptions): number {
+  return statementMsMax + limits.statementGraceMs
+}
+
+interface Watch {
+  /** A statement was sent; the connection is ended if it is not answered in time. */
+  began(client: pg.PoolClient): void
+  ended(client: pg.PoolClient): void
+  stop(): void
+}
+
+/**
+ * Ends the connections of a pool that do not answer, which fails their statements. One timer for all: pg's own
+ * `query_timeout` is one for each statement, and what hangs on it was kept for thousands of them, so that V8 moved
+ * and marked a quarter of all that the hub read.
+ */
+function watching(pool: pg.Pool, msMax: number): Watch {
+  const sinceMs = new Map<pg.PoolClient, number>()
+  const began = (client: pg.PoolClient) => void sinceMs.set(client, performance.now())
+  const ended = (client: pg.PoolClient) => void sinceMs.delete(client)
+  pool.on('acquire', began)
+  pool.on('release', (_error, client) => ended(client))
+  const timer = setInterval(() => {
+    const dueMs = performance.now() - msMax
+    for (const [client, ms] of sinceMs) {
+      // With a statement under way it does not wait for the server.
+      if (ms < dueMs && client instanceof pg.Client) void client.end()
+    }
+  }, limits.statementWatchMs)
+  timer.unref()
+  return { began, ended, stop: () => clearInterval(timer) }
+}
+
 async function inTransaction<T>(
   pool: pg.Pool,
+  watch: Watch,
   prepared: Prepare,
   work: (tx: Queryable) => Promise<T>,
 ): Promise<T> {
@@ -113,31 +152,31 @@ async function inTransaction<T>(
     broken = error
   }
   client.on('error', onError)
+  const query = async <R extends Row>(statement: pg.QueryConfig): Promise<R[]> => {
+    watch.began(client)
+    try {
+      return (await client.query<R>(statement)).rows
+    } finally {
+      watch.ended(client)
+    }
+  }
   try {
-    await client.query('begin')
+    await query({ text: 'begin' })
     const result = await work({
-      query: async <R extends Row>(text: string, values: readonly unknown[] = []) =>
-        (await client.query<R>(prepared(text, values))).rows,
+      query: <R extends Row>(text: string, values: readonly unknown[] = []) =>
+        query<R>(prepared(text, values)),
     })
-    await client.query('commit')
+    await query({ text: 'commit' })
     return result
   } catch (error) {
-    // A rollback would wait behind a statement that nobody answers.
-    if (isReadTimeout(error)) broken = error
-    else {
-      await client.query('rollback').catch((failure: Error) => {
-        broken = failure
-      })
-    }
+    await query({ text: 'rollback' }).catch((failure: Error) => {
+      broken = failure
+    })
     throw translate(error, pool)
   } finally {
     client.off('error', onError)
     client.release(broken)
   }
-}
-
-function isReadTimeout(error: unknown): error is Error {
-  return error instanceof Error && error.message === 'Query read timeout'
 }
 
 type Prepare = (text: string, values: readonly unknown[]) => pg.QueryConfig

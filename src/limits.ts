@@ -543,6 +543,8 @@ export const limits = {
   statementMsMax: 15_000,
   /** How much later the hub itself gives a statement up: PostgreSQL's refusal, which is certain, comes first. */
   statementGraceMs: 5_000,
+  /** How often connections are looked at for it. */
+  statementWatchMs: 1_000,
   /** A connection to PostgreSQL that is silent for so long is asked whether the other side is there. */
   keepAliveMs: 10_000,
   /** Partitions are made this many months ahead. */

@@ -36,7 +36,10 @@ export function listen(options: ListenOptions): Listener {
   let connecting: Promise<void> = connect()
 
   async function connect(): Promise<void> {
-    const fresh = new Client(connection({ url: options.url, name: 'listen' }))
+    const fresh = new Client({
+      ...connection({ url: options.url, name: 'listen' }),
+      query_timeout: limits.statementMsMax + limits.statementGraceMs,
+    })
     client = fresh
     // The end of a connection is told by an error, an end, or both.
     fresh.on('error', (error) => lose(fresh, error))

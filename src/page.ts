@@ -1,5 +1,5 @@
 // Keyset pages: limits, cursors that can't be forged or moved to another list, and the list envelope.
-import { createHmac, timingSafeEqual } from 'node:crypto'
+import { createHmac, timingSafeEqual, type KeyObject } from 'node:crypto'
 import { Type, type Static, type TSchema } from 'typebox'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
@@ -58,7 +58,7 @@ export interface PageRow extends Record<string, unknown> {
  * caller's scope; a cursor made under another binding is refused with INVALID_CURSOR.
  */
 export function pager(
-  secret: Buffer,
+  secret: KeyObject,
   binding: unknown,
   query: { limit?: number; cursor?: string },
 ): Pager {

@@ -1,5 +1,6 @@
 // What a route is: method, path, who may call it, schemas and a handler. The list of routes is the one
 // source of checking, of the OpenAPI document and of the tests that call every route as every role.
+import type { KeyObject } from 'node:crypto'
 import { Type, type Static, type TObject, type TSchema } from 'typebox'
 import { Compile } from 'typebox/compile'
 import type { AbuseWatch } from './abuse.ts'
@@ -69,7 +70,7 @@ export interface Context {
   readonly releases: Releases
   readonly downloads: Downloads
   /** Signs list cursors. */
-  readonly cursorKey: Buffer
+  readonly cursorKey: KeyObject
   /** Seal the secrets of webhooks. */
   readonly webhookKeys: SealKeys
   /** Scheme, host and port that links and agents use. */
