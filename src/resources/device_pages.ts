@@ -31,8 +31,8 @@ export interface Walk {
 }
 
 /**
- * A page by one statement whose plan can be kept: it walks an index, newest devices first, and leaves out what other
- * filters do not want, so far as a page of common ones may need. Undefined where no index has that order.
+ * A page by one statement whose plan can be kept: it walks the index of each filter, newest devices first, so far as a
+ * page of common ones may need, and shows whom all of them have. Undefined where no index has that order.
  */
 export function walkedPage(scope: Scope, filters: DeviceFilters, page: Pager): Walk | undefined {
   const { status, os, tag, q, siteId, sort } = filters
@@ -40,24 +40,29 @@ export function walkedPage(scope: Scope, filters: DeviceFilters, page: Pager): W
     return
   const orgId = scope.orgId ?? filters.orgId
   if (filters.orgId !== undefined && filters.orgId !== orgId) return
+  const whole = tag === undefined && (status === undefined || os === undefined)
+  const filtered = tag === undefined ? limits.walkedEntriesMax : limits.walkedDevicesMax
+  const rowsMax = whole ? limits.pageSizeMax + 1 : filtered
   const where = new Where()
-  if (orgId !== undefined) where.and('org_id = ?', orgId)
-  if (status !== undefined) where.and('status = ?', status)
-  else if (os !== undefined) where.and('os = ?', os)
-  const key = status === undefined ? 'id' : 'device_id'
-  where.and(`${key} < ?::uuid`, page.after?.[0] ?? idCeiling)
-  const wanted = ['d.id = w.id']
-  if (status !== undefined && os !== undefined) wanted.push(`d.os = ${where.value(os)}`)
-  if (tag !== undefined) wanted.push(`d.tags @> array[${where.value(tag)}]::text[]`)
-  const whole = wanted.length === 1
-  // Each in turn and no more than are needed, whatever the planner thinks of the table: hence the offset.
-  const filter = `cross join lateral (select from devices d where ${wanted.join(' and ')} offset 0) f`
+  const before = where.value(page.after?.[0] ?? idCeiling)
+  const organization = orgId === undefined ? '' : `org_id = ${where.value(orgId)} and`
+  const walk = (table: string, key: string, filter: string) => `(
+    select ${key} as id from ${table} where ${organization} ${filter} ${key} < ${before}::uuid
+    order by ${key} desc limit ${rowsMax})`
+  const walks: string[] = []
+  if (status !== undefined)
+    walks.push(walk('device_presence', 'device_id', `status = ${where.value(status)} and`))
+  if (os !== undefined) walks.push(walk('devices', 'id', `os = ${where.value(os)} and`))
+  if (walks.length === 0) walks.push(walk('devices', 'id', ''))
+  // Device by device and no more than are needed, whatever the planner thinks of the table: hence the offset.
+  const tagged =
+    tag === undefined
+      ? ''
+      : `cross join lateral (select from devices d
+           where d.id = w.id and d.tags @> array[${where.value(tag)}]::text[] offset 0) t`
   const text = `
 with page as materialized (
-  select w.id from (
-    select ${key} as id from ${status === undefined ? 'devices' : 'device_presence'} ${where.text()}
-    order by ${key} desc limit ${whole ? limits.pageSizeMax + 1 : limits.walkedRowsMax}
-  ) w ${whole ? '' : filter}
+  select w.id from ${walks.join(' w join ')} ${walks.length > 1 ? 'v using (id)' : 'w'} ${tagged}
   order by w.id desc limit ${where.value(page.limit + 1)}
 ), ${openSql('array(select id from page)', where.value(openFloor()))}
 select d.id, (select row_to_json(r)::text from (select ${deviceColumns}) r) as item
