@@ -545,6 +545,8 @@ export const limits = {
   statementMsMax: 15_000,
   /** How much later the hub itself gives a statement up: PostgreSQL's refusal, which is certain, comes first. */
   statementGraceMs: 5_000,
+  /** After its start a hub gives back what starting left behind: when its jobs have begun, before agents are many. */
+  startedMs: 2_000,
   /** How often connections are looked at for it. */
   statementWatchMs: 1_000,
   /** A connection to PostgreSQL that is silent for so long is asked whether the other side is there. */

@@ -17,6 +17,7 @@ import { Downloads } from './downloads.ts'
 import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
 import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
+import { collectGarbage } from './garbage.ts'
 import { Handoffs } from './handoffs.ts'
 import { identities } from './identities.ts'
 import { newId } from './ids.ts'
@@ -437,13 +438,14 @@ export async function start(): Promise<void> {
     }
     process.on('SIGTERM', stop)
     process.on('SIGINT', stop)
-    // `node --expose-gc`: measuring memory needs the garbage gone, in every thread.
-    if (globalThis.gc) {
-      process.on('SIGUSR2', () => {
-        globalThis.gc?.()
-        hub.ctx.shards.broadcast({ type: 'gc' })
-      })
+    const collect = () => {
+      collectGarbage()
+      hub.ctx.shards.broadcast({ type: 'gc' })
+      hub.jobs.collectGarbage()
     }
+    setTimeout(collect, limits.startedMs).unref()
+    // Measuring memory needs the garbage gone, in every thread.
+    process.on('SIGUSR2', collect)
   } catch (error) {
     fail(error)
   }

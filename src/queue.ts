@@ -84,7 +84,7 @@ export interface JobsData {
   webhooks: WebhookSettings
 }
 
-export type ToJobs = { type: 'stop' }
+export type ToJobs = { type: 'stop' } | { type: 'gc' }
 
 export type FromJobs =
   /** This hub is known to the others from now on; `held`: it was so all the time before, too. */
@@ -210,6 +210,10 @@ export class Jobs {
     const giveUp = setTimeout(() => void worker.terminate(), limits.checkoutMsMax)
     await exited
     clearTimeout(giveUp)
+  }
+
+  collectGarbage(): void {
+    this.worker.postMessage({ type: 'gc' } satisfies ToJobs)
   }
 
   /** The thread itself: for tests that kill it. */

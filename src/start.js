@@ -3,7 +3,14 @@
 // kept form is known, and Node's stripper is loaded, 20 MB for as long as the hub runs.
 import { enableCompileCache } from 'node:module'
 import { join } from 'node:path'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 import { cacheFolder, privateFolder } from './private_folder.js'
+
+// For garbage.ts: threads have it by the flag, this one by a context made after it. First of all, because compiled
+// code is kept by flags.
+setFlagsFromString('--expose-gc')
+globalThis.gc = /** @type {NodeJS.GCFunction} */ (runInNewContext('gc'))
 
 // Code is run from there: nobody else may be able to write it. Without such a folder it goes without.
 const folder = privateFolder(cacheFolder())

@@ -58,9 +58,9 @@ test('so does one of a transaction, whose connection is not used again', async (
 test('a transaction that waits for something else than the database is not given up', async () => {
   const waits = limits.statementGraceMs + 300 + 2 * limits.statementWatchMs
   const pids = await db.transaction(async (tx) => {
-    const before = await backendOf(tx)
+    const first = await backendOf(tx)
     await new Promise((resolve) => setTimeout(resolve, waits))
-    return [before, await backendOf(tx)]
+    return [first, await backendOf(tx)]
   })
   assert.equal(pids[0], pids[1])
 })

@@ -5,6 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { parentPort, workerData } from 'node:worker_threads'
 import { PgBoss } from 'pg-boss'
 import { connection, isConnectionFailure, openDatabase } from '../src/db.ts'
+import { collectGarbage } from '../src/garbage.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
 import { LoopDelay } from '../src/loop_delay.ts'
@@ -87,6 +88,7 @@ let walkedMs = -Infinity
 
 port.on('message', ({ type }: ToJobs) => {
   if (type === 'stop') void stop()
+  else collectGarbage()
 })
 const report = setInterval(() => {
   tell({ type: 'observed', observed: { swept, pool: db.counts(), loopSeconds: loop.take() } })

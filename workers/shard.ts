@@ -3,6 +3,7 @@
 import { parentPort, workerData } from 'node:worker_threads'
 import { DataKeys } from '../src/data_keys.ts'
 import { openDatabase } from '../src/db.ts'
+import { collectGarbage } from '../src/garbage.ts'
 import { partOf } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { createLog } from '../src/log.ts'
@@ -238,7 +239,7 @@ function onMessage(message: ShardMessage): void {
     case 'tick':
       return onTick(message.deaf)
     case 'gc':
-      return globalThis.gc?.()
+      return collectGarbage()
     case 'stop':
       void stop()
   }
