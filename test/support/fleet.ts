@@ -23,6 +23,7 @@ export class SimulatedAgent {
   private readonly outbox = new Map<string, Result>()
   private readonly done = new Map<string, Result>()
   private socket: WebSocket | undefined
+  private readonly welcomed = new WeakSet<WebSocket>()
   private stopped = false
   private readonly timers = new Set<NodeJS.Timeout>()
   private url: string
@@ -73,9 +74,15 @@ export class SimulatedAgent {
     socket.on('message', (data) =>
       this.receive(socket, JSON.parse((data as Buffer).toString()) as HubFrame),
     )
-    socket.on('error', (error) => this.losses.push(error.message))
+    socket.on('error', (error) => {
+      if (socket === this.socket) this.losses.push(error.message)
+    })
     socket.on('close', (code, reason) => {
-      if (socket !== this.socket) return
+      if (socket !== this.socket) {
+        // A move that found no hub costs nothing while the old socket serves.
+        if (!this.welcomed.has(socket)) this.after(500 + Math.random() * 500, () => this.open())
+        return
+      }
       this.online = false
       this.socket = undefined
       this.losses.push(`${code} ${String(reason)}`)
@@ -87,6 +94,7 @@ export class SimulatedAgent {
     if (frame.type === 'welcome') {
       const before = this.socket
       this.socket = socket
+      this.welcomed.add(socket)
       if (before !== socket) {
         this.moves++
         before?.close(1000)

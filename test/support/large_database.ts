@@ -35,6 +35,9 @@ export const idSql = (n: string, count: number) =>
 export const timeSql = (n: string, count: number) =>
   `(now() - interval '20 days' + (${n}) * interval '20 days' / ${count})`
 
+/** As if many transactions had written them: what is sealed and read by transaction finds few rows in each. */
+const xidSql = (n: string, count: number) => `(10 + ${n}::bigint * 600 / ${count})::text::xid8`
+
 /** Fills an empty database; `db` is the owner's. */
 export async function fillLarge(db: Database, sizes: Sizes): Promise<LargeDatabase> {
   const orgIds: [string, string, string] = [newId(), newId(), newId()]
@@ -114,8 +117,8 @@ export async function fillLarge(db: Database, sizes: Sizes): Promise<LargeDataba
   )
   await db.query(
     `with d as (select array_agg(id order by id) as ids, org_id from devices group by org_id)
-     insert into audit (id, org_id, at, actor_type, actor_id, action, resource_type, resource_id, device_id, result)
-     select ${idSql('n', audit)}, d.org_id, ${timeSql('n', audit)}, 'user',
+     insert into audit (id, xid, org_id, at, actor_type, actor_id, action, resource_type, resource_id, device_id, result)
+     select ${idSql('n', audit)}, ${xidSql('n', audit)}, d.org_id, ${timeSql('n', audit)}, 'user',
        case when n < ${audit / 20} and n % 50 = 0 then $1::uuid else md5((n % 100)::text)::uuid end,
        case when n < ${audit / 20} then 'site.update' when n % 4 = 0 then 'device.update' else 'command.create' end,
        case when n < ${audit / 20} then 'site' when n % 4 = 0 then 'device' else 'command' end,
