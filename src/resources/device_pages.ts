@@ -43,6 +43,7 @@ export function walkedPage(scope: Scope, filters: DeviceFilters, page: Pager): W
   const whole = tag === undefined && (status === undefined || os === undefined)
   const filtered = tag === undefined ? limits.walkedEntriesMax : limits.walkedDevicesMax
   const rowsMax = whole ? limits.pageSizeMax + 1 : filtered
+  if (page.limit >= rowsMax) return
   const where = new Where()
   const before = where.value(page.after?.[0] ?? idCeiling)
   const organization = orgId === undefined ? '' : `org_id = ${where.value(orgId)} and`
