@@ -28,6 +28,7 @@ import {
 } from './route.ts'
 import { isUnstorable } from './schema_values.ts'
 import { openStream } from './sse.ts'
+import { Turns } from './turns.ts'
 
 export interface HttpServer {
   /** Requests being answered right now. */
@@ -46,7 +47,7 @@ export function serveHttp(
   routes: readonly Route[],
   options: HttpOptions = {},
 ): HttpServer {
-  const server: Server = { active: 0, probed: new Map() }
+  const server: Server = { active: 0, probed: new Map(), turns: new Turns(limits.turnWritesMax) }
   const byPath = Map.groupBy(routes, pathOf)
   for (const [path, siblings] of byPath) {
     for (const route of siblings) {
@@ -73,6 +74,8 @@ interface Server {
   active: number
   /** How each probe was answered last. */
   readonly probed: Map<Route, number>
+  /** Of requests with a body, so that who only reads does not wait for a herd of them. */
+  readonly turns: Turns
 }
 
 function pathOf(route: Route): string {
@@ -148,13 +151,15 @@ class Exchange {
   private async respond(): Promise<void> {
     const hasBody = this.method === 'POST' || this.method === 'PATCH' || this.method === 'DELETE'
     // Read first, judged later: answering in the middle of a body would break the connection.
-    const body = hasBody ? readBody(this.res, (gone) => this.abortListeners.push(gone)) : ''
+    const body = hasBody ? await readBody(this.res, (gone) => this.abortListeners.push(gone)) : ''
     let reply: Reply
     try {
+      if (hasBody) await this.server.turns.take()
       reply = await this.answer(body)
     } catch (error) {
       reply = await this.refuse(error)
     }
+    if (hasBody) await this.server.turns.take()
     if (reply.stream) reply = await this.stream(reply, reply.stream)
     else if (reply.bytes) reply = await this.bytes(reply, reply.bytes)
     else this.send(reply)
@@ -223,8 +228,7 @@ class Exchange {
     }
   }
 
-  private async answer(bodyRead: Promise<string | AppError> | string): Promise<Reply> {
-    const body = await bodyRead
+  private async answer(body: string | AppError): Promise<Reply> {
     const { route, ctx } = this
     if (route.may !== 'public') await this.admit()
     if (this.badKey) throw badIdempotencyKey()

@@ -1,7 +1,8 @@
 // What every request meets before its route does: bounds of headers, content types, queries, keys, names,
 // and how refusals are worded.
 import assert from 'node:assert/strict'
-import { connect } from 'node:net'
+import { once } from 'node:events'
+import { connect, type Socket } from 'node:net'
 import { after, before, describe, test } from 'node:test'
 import { text } from 'node:stream/consumers'
 import { SignJWT } from 'jose'
@@ -43,6 +44,28 @@ const wrong = async (method: string, path: string, body?: unknown) => {
 }
 const command = (payload: unknown, action = 'run_command') =>
   wrong('POST', `/devices/${deviceId}/commands`, { action, payload })
+
+test('who reads among a herd of writers waits for some of them, not for all', async () => {
+  const herd = 300
+  const sockets = await Promise.all(
+    Array.from({ length: herd + 1 }, async () => {
+      const socket = connect(hub.hub.port, '127.0.0.1')
+      await once(socket, 'connect')
+      return socket
+    }),
+  )
+  let answered = 0
+  const written = sockets.slice(1).map(async (socket) => {
+    socket.write(requestOf(['Content-Type: application/json'], '{', 'POST /api/v1/auth/login'))
+    assert.match(await text(socket), /^HTTP\/1\.1 400 .*INVALID_JSON/s)
+    answered++
+  })
+  const reader = sockets[0] as Socket
+  reader.write(requestOf([]))
+  assert.match(await text(reader), /^HTTP\/1\.1 200 /)
+  assert.ok(answered < herd / 2, `${answered} of ${herd} were answered before`)
+  await Promise.all(written)
+})
 
 test('headers may hold 16 KiB, and no more', async () => {
   const padded = (bytes: number) => requestOf([`X-Padding: ${'z'.repeat(bytes)}`])

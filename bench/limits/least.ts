@@ -1,6 +1,6 @@
 // The least that a hub on uWebSockets.js can do for commands: takes them over HTTP, stores the hub's rows in
 // batches, answers 202 once they are committed, passes them to the agent's socket, and with ?wait answers when the
-// end is committed. Nobody is checked. Without DATABASE_URL it stores nothing: what any message broker does.
+// end is committed; and pages of devices. Nobody is checked. Without DATABASE_URL it stores nothing: what any message broker does.
 import type { HttpResponse, WebSocket } from 'uWebSockets.js'
 import pg from 'pg'
 import { Batcher } from '../../src/batch.ts'
@@ -8,6 +8,7 @@ import { newId } from '../../src/ids.ts'
 import { agentSubprotocol, type AgentFrame } from '../../src/protocol.ts'
 import { uWS } from '../../src/uws.ts'
 import { storeCommands, storeEnds, type EndedCommand, type NewCommand } from './command_rows.ts'
+import { serveDevicePages } from './device_page.ts'
 import { serve } from './serve.ts'
 
 interface Agent {
@@ -78,6 +79,7 @@ const app = uWS
     })
   })
 
+if (databaseUrl !== undefined) serveDevicePages(app, databaseUrl)
 serve(app)
 
 async function accept(

@@ -14,7 +14,7 @@ const readsPerSecond = 50
 export const parallel: Scenario = {
   name: 'parallel',
   about: '1,000 parallel POSTs of commands, devices offline, and a list read in between',
-  rivals: [],
+  rivals: ['least'],
   // A device queues 100 commands at most: 10,000 take a million.
   agents: 10_000,
   seconds: 5,
@@ -37,12 +37,34 @@ export const parallel: Scenario = {
     },
     {
       id: 'P12c',
+      name: 'devices page p99 in between, beside the least',
+      metric: 'pageP99Ms',
+      unit: 'ms',
+      rival: 'least',
+      goal: { ratioMost: 2 },
+    },
+    {
+      id: 'P12d',
+      name: 'commands accepted',
+      metric: 'perSecond',
+      unit: '/s',
+      rival: 'least',
+    },
+    {
+      id: 'P12e',
+      name: 'a command posted by each of 1,000 callers, p99, beside the least',
+      metric: 'postP99Ms',
+      unit: 'ms',
+      rival: 'least',
+      goal: { ratioMost: 2 },
+    },
+    {
+      id: 'P12f',
       name: 'devices page p99 in between : before',
       metric: 'ratio',
       unit: '×',
-      goal: { valueMost: 2 },
+      rival: 'least',
     },
-    { id: 'P12d', name: 'commands accepted', metric: 'perSecond', unit: '/s' },
   ],
   async enter(side, lab, agents) {
     const target = await lab.start(side)
@@ -76,6 +98,7 @@ export const parallel: Scenario = {
       return {
         postP99Ms: posts.latencies.ms(99),
         failed: failures(quiet) + failures(posts) + failures(busy),
+        pageP99Ms: busy.latencies.ms(99),
         ratio: busy.latencies.ms(99) / quiet.latencies.ms(99),
         perSecond: posts.good / posts.seconds,
       }
