@@ -41,6 +41,11 @@ export function eventIdSql(at: string): string {
     placing left(uuid7_floor(${at})::text, 13) from 1) placing '7' from 15)::uuid`
 }
 
+/** SQL: the row of a device with its `site_id`, looked up by itself, for a lateral join. */
+export function siteSql(deviceId: string): string {
+  return `(select site_id from devices where id = ${deviceId} offset 0)`
+}
+
 export type EventType = (typeof eventTypes)[number]
 
 export interface NewEvent {

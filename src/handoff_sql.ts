@@ -96,9 +96,10 @@ select h.id::text as row, h.device_id as "deviceId", p.node_id as "nodeId", p.ep
   floor(extract(epoch from c.expires_at) * 1000)::float8 as "expiresMs",
   c.execution_id as "executionId"
 from h
-left join device_presence p on p.device_id = h.device_id
-  and p.device_id = any(array(select device_id from h))
-left join devices d on d.id = h.device_id and d.id = any(array(select device_id from h))
+left join lateral (
+  select node_id, epoch, status from device_presence where device_id = h.device_id offset 0
+) p on true
+left join lateral (select site_id from devices where id = h.device_id offset 0) d on true
 left join c on c.id = h.command_id and c.device_id = h.device_id
 order by h.id`
 

@@ -1,6 +1,6 @@
 // What the hub tells of upgrades of agents: how far an open one is, and the events of its start and its end.
 // SQL alone; the rules of an upgrade stand in the actor and in the agent.
-import { eventIdSql, newEventId } from './events.ts'
+import { eventIdSql, newEventId, siteSql } from './events.ts'
 
 /** SQL: of the open commands `c` of a device, the upgrade that comes first, for shownUpgradeSql; an aggregate. */
 export const firstUpgradeSql = `(array_agg(
@@ -41,7 +41,7 @@ export function upgradeEndsSql(ended: string): string {
     case c.status when 'completed' then 'agent.upgrade.succeeded' else 'agent.upgrade.rolled_back' end,
     c.completed_at, d.site_id, jsonb_strip_nulls(jsonb_build_object('deviceId', c.device_id,
       'commandId', c.id, 'version', c.upgrade, 'reason', c.reason))
-  from ${ended} c join devices d on d.id = c.device_id
+  from ${ended} c cross join lateral ${siteSql('c.device_id')} d
   where c.upgrade is not null and c.started_at is not null and c.completed_at is not null`
 }
 
@@ -51,6 +51,6 @@ export function upgradeStartsSql(changed: string): string {
   const id = eventIdSql(`clock_timestamp() - interval '1 millisecond'`)
   return `select ${id}, c.org_id, 'agent.upgrade.started', c.started_at, d.site_id,
     jsonb_build_object('deviceId', c.device_id, 'commandId', c.id, 'version', c.upgrade)
-  from ${changed} c join devices d on d.id = c.device_id
+  from ${changed} c cross join lateral ${siteSql('c.device_id')} d
   where c.upgrade is not null and c.begun`
 }

@@ -63,6 +63,21 @@ const statements: Record<string, string> = {
   endDevicesSql,
 }
 
+/** Whose batches are as large as a storm makes them. */
+const large: Record<string, string> = {
+  acceptSql,
+  acceptBatchSql,
+  handOverSql,
+  takeSql,
+  claimSql,
+  loadSql,
+  commandsSql,
+  plainCommandsSql,
+  offlineSql,
+  seenSql,
+  renewSql,
+}
+
 for (const [name, filters] of Object.entries<DeviceFilters>({
   devices: {},
   devicesOfOrganization: { orgId: newId() },
@@ -82,6 +97,7 @@ interface Plan {
   'Index Name'?: string
   'Relation Name'?: string
   'Index Cond'?: string
+  'Join Filter'?: string
   Plans?: Plan[]
 }
 
@@ -109,6 +125,24 @@ describe('on tables without rows and statistics', () => {
         assert.ok(
           below.some((part) => part['Index Cond'] !== undefined),
           `${node['Relation Name']} is read from end to end`,
+        )
+      }
+    })
+  }
+})
+
+describe('for hundreds of rows at once', () => {
+  for (const [name, sql] of Object.entries(large)) {
+    test(`${name} does not compare each with every other, nor sort its keys again for each`, async () => {
+      for (const node of await plan(name, sql)) {
+        const by = node['Index Cond'] ?? ''
+        assert.doesNotMatch(by, /\b(\w+) = \w+\.\w+\) AND \(\1 = ANY/)
+        const inner = node['Node Type'] === 'Nested Loop' ? node.Plans?.[1] : undefined
+        if (node['Join Filter'] === undefined || inner === undefined) continue
+        assert.doesNotMatch(
+          inner['Node Type'],
+          /^(CTE Scan|Function Scan|Materialize)$/,
+          node['Join Filter'],
         )
       }
     })

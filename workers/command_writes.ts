@@ -175,7 +175,6 @@ export class CommandWrites {
     const sql = writes.every(({ plain }) => plain) ? plainCommandsSql : commandsSql
     const rows = await this.db.query<{
       id: string
-      fresh: boolean
       applied: boolean
       row: string | null
     }>(sql, [
@@ -196,8 +195,9 @@ export class CommandWrites {
     this.events.onCommands(
       writes.map((write) => {
         const row = byId.get(write.id)
-        const { applied = false, fresh = false } = row ?? {}
-        return { write, applied, fresh, row: row?.row ?? null }
+        const applied = row?.applied ?? false
+        // What the row did not need is not told of; what is told and was not taken came of an old epoch.
+        return { write, applied, fresh: applied || row === undefined, row: row?.row ?? null }
       }),
     )
   }

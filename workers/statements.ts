@@ -1,8 +1,11 @@
 // The statements of the write-behind store: many rows each, epochs checked inside, events beside the
-// change they tell of. PostgreSQL 15 and newer. Keys are given as `= any(…)` beside the join: plans are made
-// once, and for a join alone the whole table may be read, as suits it while it is empty.
+// change they tell of. PostgreSQL 15 and newer. Plans are made once, for ten rows in tables of any size: a join alone
+// may read a whole table, as suits it while it is empty, one with `= any(…)` beside it sorts that array again for
+// each row, and one of two CTEs may compare every row with every other. So what is read for each row is a lateral
+// look-up behind `offset 0`, CTEs carry along what comes after them needs, and `= any(…)` stands where rows are few.
 import { commandColumns, isOpenSql } from '../src/command_row.ts'
 import { countEndsSql } from '../src/execution_ends.ts'
+import { siteSql } from '../src/events.ts'
 import { elsewhereSql } from '../src/handoff_sql.ts'
 import { upgradeColumns, upgradeEndsSql, upgradeStartsSql } from '../src/upgrades.ts'
 
@@ -31,7 +34,7 @@ with i as (
   select * from unnest($1::uuid[], $2::text[], $3::boolean[], $4::uuid[])
     as i(device_id, ip, rotated, event_id)
 ), p as (
-  select p.device_id, p.status, p.org_id, ${elsewhereSql('$5::uuid')} as held_by
+  select p.device_id, p.status, ${elsewhereSql('$5::uuid')} as held_by, i.ip, i.rotated, i.event_id
   from device_presence p
   join i using (device_id)
   where p.status <> 'decommissioned'
@@ -39,24 +42,22 @@ with i as (
   for update of p
 ), claimed as (
   update device_presence d
-  set epoch = d.epoch + 1, node_id = $5, status = 'online', last_seen_at = now(), ip_address = coalesce(i.ip, d.ip_address),
+  set epoch = d.epoch + 1, node_id = $5, status = 'online', last_seen_at = now(), ip_address = coalesce(p.ip, d.ip_address),
     absent = false,
     status_at = case when p.status = 'online' then d.status_at else now() end
-  from p join i using (device_id)
+  from p
   where d.device_id = p.device_id
-  returning d.device_id, d.org_id, d.epoch, p.status as was, p.held_by, i.event_id, i.rotated
+  returning d.device_id, d.org_id, d.epoch, p.status as was, p.held_by, p.event_id, p.rotated
 ), rotated as (
   update devices d set token_hash = d.next_token_hash, next_token_hash = null,
     replaced_token_hash = null, token_made_at = now()
-  from claimed c
-  where c.rotated and d.id = c.device_id and d.id = any($1::uuid[])
-    and d.next_token_hash is not null
+  where d.id = any(array(select device_id from claimed where rotated)) and d.next_token_hash is not null
 ), told as (
   insert into events (id, org_id, type, at, site_id, data)
   select c.event_id, c.org_id, 'device.online', now(), d.site_id,
     jsonb_build_object('deviceId', c.device_id)
-  from claimed c join devices d on d.id = c.device_id
-  where c.was <> 'online' and d.id = any($1::uuid[])
+  from claimed c cross join lateral ${siteSql('c.device_id')} d
+  where c.was <> 'online'
 ), handed as (
   insert into handoffs (node_id, device_id)
   select held_by, device_id from claimed where held_by is not null
@@ -72,12 +73,12 @@ with d as (
   select d.id, i.hash from unnest($1::uuid[], $2::bigint[], $3::bytea[]) as i(device_id, epoch, hash)
   join device_presence p on p.device_id = i.device_id and p.epoch = i.epoch
   join devices d on d.id = i.device_id
-  where p.device_id = any($1::uuid[]) and d.id = any($1::uuid[]) and p.status <> 'decommissioned'
+  where p.status <> 'decommissioned'
   order by d.id
   for no key update of d
 )
 update devices set next_token_hash = d.hash
-from d where devices.id = d.id and devices.id = any($1::uuid[])
+from d where devices.id = d.id
 returning devices.id`
 
 /**
@@ -115,7 +116,8 @@ select device_id as id, commands, high, terminals
 from c full join a using (device_id) full join t using (device_id)`
 
 /**
- * The socket of this epoch is gone, and with it comes what was heard on it last.
+ * The socket of this epoch is gone, and with it comes what was heard on it last. `is true` keeps the index of all that
+ * is online out of it.
  * $1–$5 as in seenSql, $6 event ids
  */
 export const offlineSql = `
@@ -125,7 +127,7 @@ with i as (
 ), p as (
   select p.device_id, i.event_id, i.at_ms, i.metrics, i.version from device_presence p
   join i on i.device_id = p.device_id and i.epoch = p.epoch
-  where p.status = 'online'
+  where (p.status = 'online') is true
   order by p.device_id
   for update of p
 ), gone as (
@@ -137,13 +139,13 @@ with i as (
   returning d.device_id, d.org_id, p.event_id
 ), versions as (
   update devices d set agent_version = p.version, updated_at = now()
-  from p where d.id = p.device_id and d.id = any($1::uuid[]) and p.version is not null
+  from p where d.id = p.device_id and p.version is not null
     and d.agent_version is distinct from p.version
 )
 insert into events (id, org_id, type, at, site_id, data)
 select g.event_id, g.org_id, 'device.offline', now(), d.site_id,
   jsonb_build_object('deviceId', g.device_id)
-from gone g join devices d on d.id = g.device_id`
+from gone g cross join lateral ${siteSql('g.device_id')} d`
 
 /**
  * lastSeenAt and metrics, and the agent's version where it changed. What waited until after the device
@@ -225,6 +227,7 @@ where c.id = any($1::uuid[]) and c.device_id <> i.device_id`
  * No bounds on the ids here, though they would spare the partitions of other months:
  * where PostgreSQL 18 removes partitions before it starts and again for each row of a join, it loses the row
  * that somebody else has just changed, and with it an end.
+ * Returns what took the change, and what is of an old epoch; whatever else there was had ended before.
  * $1 ids, $2 device ids, $3 epochs, $4 statuses, $5 results or null, $6 attempts, $7–$10 sent, delivered,
  * started and completed in ms since 1970 or null, $11 event ids, $12 whether the ended row is wanted
  */
@@ -241,30 +244,30 @@ function commandsStatement(all: boolean): string {
   const upgrades = all
     ? `
   union all
-  ${upgradeStartsSql('changed')} and d.id = any($2::uuid[])
+  ${upgradeStartsSql('changed')}
   union all
-  ${upgradeEndsSql('changed')} and d.id = any($2::uuid[])`
+  ${upgradeEndsSql('changed')}`
     : ''
   const more = all
     ? `, versions as (
   update devices d set agent_version = c.upgrade, updated_at = now()
   from changed c
-  where d.id = c.device_id and d.id = any($2::uuid[]) and c.status = 'completed'
+  where d.id = c.device_id and c.status = 'completed'
     and d.agent_version is distinct from c.upgrade and c.upgrade is not null
 ), counted as (
   ${countEndsSql('changed')}
 )`
     : ''
   return `
-with i as (
-  select * from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
+with i as materialized (
+  select i.*, coalesce(p.epoch = i.epoch, false) as fresh
+  from unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::int[],
     $7::float8[], $8::float8[], $9::float8[], $10::float8[], $11::uuid[], $12::boolean[])
     as i(id, device_id, epoch, status, result, attempts, sent, delivered, started, completed,
       event_id, awaited)
-), p as (
-  select i.id, p.epoch = i.epoch as fresh
-  from i join device_presence p on p.device_id = i.device_id
-  where p.device_id = any($2::uuid[])
+  left join lateral (
+    select p.epoch from device_presence p where p.device_id = i.device_id offset 0
+  ) p on true
 ), changed as (
   update commands c set
     status = i.status,
@@ -274,9 +277,8 @@ with i as (
     delivered_at = coalesce(c.delivered_at, to_timestamp(i.delivered / 1000)),
     started_at = coalesce(c.started_at, to_timestamp(i.started / 1000)),
     completed_at = to_timestamp(i.completed / 1000)
-  from i join p on p.id = i.id
-  where c.id = i.id and c.id = any($1::uuid[]) and c.device_id = i.device_id
-    and ${isOpenSql} and p.fresh
+  from i
+  where c.id = i.id and c.device_id = i.device_id and ${isOpenSql} and i.fresh
   returning c.id, c.org_id, c.device_id, c.action, c.status, c.completed_at, ${columns}
     i.event_id, case when i.awaited then (
       select row_to_json(t)::text from (select ${commandColumns}, null as "blockedBy") t
@@ -286,9 +288,10 @@ with i as (
   select c.event_id, c.org_id, 'command.' || c.status, c.completed_at, d.site_id,
     jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
       'status', c.status)
-  from changed c join devices d on d.id = c.device_id
-  where c.completed_at is not null and d.id = any($2::uuid[])${upgrades}
+  from changed c cross join lateral ${siteSql('c.device_id')} d
+  where c.completed_at is not null${upgrades}
 )${more}
-select i.id, coalesce(p.fresh, false) as fresh, c.id is not null as applied, c.row
-from i left join p on p.id = i.id left join changed c on c.id = i.id`
+select id, true as applied, row from changed
+union all
+select id, false, null from i where not fresh`
 }

@@ -1,7 +1,7 @@
 // What becomes due by the clock alone: commands nobody took or ended in time, and old idempotency keys. One
 // batch per call, in one statement with its events; rows that others hold are left for the next sweep.
 import type { Queryable, Row } from '../src/db.ts'
-import { newEventId } from '../src/events.ts'
+import { newEventId, siteSql } from '../src/events.ts'
 import { countEndsSql } from '../src/execution_ends.ts'
 import { limits } from '../src/limits.ts'
 import type { EndedCommand } from '../src/queue.ts'
@@ -62,7 +62,7 @@ with due as materialized (
   select ${newEventId}, c.org_id, 'command.' || c.status, now(), d.site_id,
     jsonb_build_object('commandId', c.id, 'deviceId', c.device_id, 'action', c.action,
       'status', c.status)
-  from ended c join devices d on d.id = c.device_id
+  from ended c cross join lateral ${siteSql('c.device_id')} d
   union all
   ${upgradeEndsSql('ended')}
 ), counted as (
