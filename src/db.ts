@@ -47,7 +47,12 @@ export interface DatabaseOptions {
 
 /** Opens a pool; no connection is made before the first statement. */
 export function openDatabase(options: DatabaseOptions): Database {
-  const pool = new pg.Pool({ ...connection(options), max: options.connections, min: 0 })
+  const pool = new pg.Pool({
+    ...connection(options),
+    max: options.connections,
+    min: 0,
+    idleTimeoutMillis: limits.poolIdleMs,
+  })
   // Without a listener a connection that dies idle would end the process.
   pool.on('error', (error) => options.onIdleError?.(error))
   const watch = watching(pool, deadlineMs(options))
