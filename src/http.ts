@@ -74,7 +74,7 @@ interface Server {
   active: number
   /** How each probe was answered last. */
   readonly probed: Map<Route, number>
-  /** Of requests with a body, so that who only reads does not wait for a herd of them. */
+  /** Of requests that write, so that who only reads does not wait for a herd of them. */
   readonly turns: Turns
 }
 

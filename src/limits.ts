@@ -40,7 +40,7 @@ export const limits = {
   headerBytesMax: 16 * 1024,
   /** One string of a credential as presented; hashing longer ones would be work for free. */
   credentialBytesMax: 1024,
-  /** Requests with a body, 40 us each, that are begun or answered in one turn of the event loop: the others wait for the next. */
+  /** Writing requests, 40 us each, that are begun or answered in one turn of the event loop: the others wait for the next. */
   turnWritesMax: 32,
   /** A whole request's work, database included; beyond it the caller has given up. */
   requestMsMax: 30_000,

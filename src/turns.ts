@@ -1,7 +1,10 @@
 // Shares the turns of the event loop: a herd does a little in each of them, so that whoever asks in between waits
 // for a part of it and not for all. Knows nothing of the work.
 
-/** Admits so many pieces of work into each turn; the others follow in order, turn by turn. */
+/**
+ * Admits so many pieces of work into each turn; the others follow in order, turn by turn, so many or an eighth of
+ * all that wait: turns that other work makes long must not keep a herd for ever.
+ */
 export class Turns {
   private readonly perTurn: number
   private admitted = 0
@@ -30,7 +33,7 @@ export class Turns {
 
   private next(): void {
     this.counting = false
-    const now = this.waiting.splice(0, this.perTurn)
+    const now = this.waiting.splice(0, Math.max(this.perTurn, this.waiting.length >> 3))
     if (now.length > 0) this.count(now.length)
     for (const proceed of now) proceed()
   }

@@ -27,6 +27,7 @@ import {
   commandsSql,
   loadSql,
   offlineSql,
+  phaseSql,
   plainCommandsSql,
   renewSql,
   seenSql,
@@ -48,6 +49,7 @@ const statements: Record<string, string> = {
   commandsSql,
   plainCommandsSql,
   offlineSql,
+  phaseSql,
   renewSql,
   seenSql,
   straySql,
@@ -76,6 +78,8 @@ const large: Record<string, string> = {
   offlineSql,
   seenSql,
   renewSql,
+  phaseSql,
+  straySql,
 }
 
 for (const [name, filters] of Object.entries<DeviceFilters>({

@@ -181,15 +181,13 @@ with i as (
   select i.* from unnest($1::uuid[], $2::bigint[], $3::uuid[], $4::text[])
     as i(device_id, epoch, command_id, phase)
   join device_presence p on p.device_id = i.device_id and p.epoch = i.epoch
-  where p.device_id = any($1::uuid[])
 ), d as (
   select d.id, i.command_id, i.phase from devices d join i on i.device_id = d.id
-  where d.id = any($1::uuid[])
   order by d.id
   for no key update of d
 )
 update devices set upgrade = jsonb_build_object('commandId', d.command_id, 'phase', d.phase)
-from d where devices.id = d.id and devices.id = any($1::uuid[])`
+from d where devices.id = d.id`
 
 /** $1 device ids, $2 inventories as JSON texts */
 export const inventorySql = `
@@ -210,7 +208,7 @@ with i as (
     as i(id, device_id, org_id, result, audit_id)
 ), late as (
   update commands c set late_result = i.result::jsonb
-  from i where c.id = i.id and c.id = any($1::uuid[]) and c.device_id = i.device_id
+  from i where c.id = i.id and c.device_id = i.device_id
     and c.completed_at is not null and c.late_result is null
     and c.result is distinct from i.result::jsonb - 'status'
 )
@@ -218,8 +216,9 @@ insert into audit (id, org_id, at, actor_type, actor_id, action, resource_type, 
   device_id, result, details)
 select i.audit_id, i.org_id, now(), 'agent', i.device_id, 'command.result', 'command', i.id::text,
   i.device_id, 'denied', jsonb_build_object('reason', 'the command belongs to another device')
-from i join commands c on c.id = i.id
-where c.id = any($1::uuid[]) and c.device_id <> i.device_id`
+from i cross join lateral (
+  select from commands c where c.id = i.id and c.device_id <> i.device_id offset 0
+) c`
 
 /**
  * States and ends of commands. An end counts once: only while `completed_at` is null; a row of an old

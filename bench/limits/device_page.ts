@@ -4,8 +4,7 @@ import type { HttpResponse, TemplatedApp } from 'uWebSockets.js'
 import pg from 'pg'
 import { idFloor } from '../../src/ids.ts'
 import { limits } from '../../src/limits.ts'
-import { deviceColumns } from '../../src/resources/device_row.ts'
-import { firstUpgradeSql } from '../../src/upgrades.ts'
+import { deviceColumns, openSql } from '../../src/resources/device_row.ts'
 
 const pageRowsDefault = 50
 
@@ -13,8 +12,10 @@ const pageRowsDefault = 50
 export function serveDevicePages(app: TemplatedApp, connectionString: string | undefined): void {
   const pool = new pg.Pool({
     connectionString,
-    max: limits.poolOperators,
-    options: '-c plan_cache_mode=force_generic_plan -c jit=off',
+    max: limits.poolCommands,
+    idleTimeoutMillis: limits.poolIdleMs,
+    // As the hub's: plans are kept, and never those of an empty table.
+    options: '-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c jit=off',
   })
   app.get('/api/v1/devices', (res, req) => {
     let gone = false
@@ -49,17 +50,16 @@ function reply(res: HttpResponse, body: string): void {
   })
 }
 
-const allSql = pageSql('select d.id from devices d')
+// For a limit that is a parameter a tenth of the table is planned: so the walk has a bound of its own.
+const allSql = pageSql(
+  `select d.id from (select id from devices order by id desc limit ${limits.pageSizeMax + 1}) d`,
+)
 const filteredSql = pageSql(`select d.id from devices d join device_presence p on p.device_id = d.id
   where d.org_id = $3 and p.org_id = $3 and p.status = $4 and d.os = $5`)
 
 function pageSql(found: string): string {
   return `
-with page as materialized (${found} order by d.id desc limit $1), open as materialized (
-  select c.device_id, count(*) as commands, ${firstUpgradeSql} as upgrade from commands c
-  where c.device_id = any(array(select id from page)) and c.completed_at is null and c.id >= $2
-  group by 1
-)
+with page as materialized (${found} order by d.id desc limit $1), ${openSql('array(select id from page)', '$2')}
 select (select row_to_json(r)::text from (select ${deviceColumns}) r) as item
 from page join devices d using (id)
 join device_presence p on p.device_id = d.id

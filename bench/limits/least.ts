@@ -38,6 +38,7 @@ const queueMax = 100_000
 const agents = new Map<string, WebSocket<Agent>>()
 const open = new Map<string, Open>()
 const places = new Map<string, Place>()
+let placesRead: Promise<void> | undefined
 const accepted = await lane<NewCommand>(storeCommands)
 const ended = await lane<EndedCommand>(storeEnds)
 const lookup = databaseUrl === undefined ? undefined : await connect(databaseUrl)
@@ -170,15 +171,19 @@ async function connect(connectionString: string): Promise<pg.Client> {
 
 /** All devices at once when one is unknown: they came after this program started. */
 async function placeOf(deviceId: string): Promise<Place> {
-  if (lookup && !places.has(deviceId)) {
-    const { rows } = await lookup.query<Place>(
-      'select id, org_id as "orgId", site_id as "siteId" from devices',
-    )
-    for (const place of rows) places.set(place.id, place)
-  }
+  if (lookup && !places.has(deviceId)) await (placesRead ??= readPlaces(lookup))
   const place = places.get(deviceId) ?? { id: deviceId, orgId: '', siteId: '' }
   if (lookup && place.orgId === '') throw new Error(`there is no device ${deviceId}`)
   return place
+}
+
+/** One look-up for all who wait for it. */
+async function readPlaces(client: pg.Client): Promise<void> {
+  const { rows } = await client.query<Place>(
+    'select id, org_id as "orgId", site_id as "siteId" from devices',
+  )
+  for (const place of rows) places.set(place.id, place)
+  placesRead = undefined
 }
 
 /** What the hub answers of a command. */

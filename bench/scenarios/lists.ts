@@ -1,7 +1,6 @@
 // P6 and the lists of large installations, for 100,000 devices, 1,000,000 commands and 1,000,000 audit rows, filters
 // on, as those who may read them: what a page of devices costs beside the least it can (`limits/page.ts`), and what
 // page 2,000 of a list costs beside its first page.
-import { setTimeout as sleep } from 'node:timers/promises'
 import { openDatabase } from '../../src/db.ts'
 import { fillLarge, type LargeDatabase } from '../../test/support/large_database.ts'
 import { HttpConnection, requestBytes, type Request } from '../http_connection.ts'
@@ -10,11 +9,14 @@ import { cpuMs, type Lab, type Target } from '../lab.ts'
 import { signIn, type Credentials } from '../operator.ts'
 import { median, type RowSpec } from '../rows.ts'
 import { saturate, saturationSecondsMax } from '../saturation.ts'
+import { settled } from '../settled.ts'
 import type { Measure, Scenario } from '../suite.ts'
 
 /** Rows of a page that is measured; its place is reached by pages of `strideRows`. */
 const pageRows = 50
 const strideRows = 500
+/** Without work, before a filled hub is measured. */
+const calmSeconds = 5
 const deepRows = 2_000 * pageRows
 /** Who read pages of devices at a time, for P6. */
 const readers = 8
@@ -106,7 +108,7 @@ export const largeLists: Scenario = {
       lab.progress.step(
         `${side}: waiting until it has sealed the audit and all else that the rows bring`,
       )
-      await settled(target)
+      await settled(target, calmSeconds)
       return measureLists(target, large, lab)
     }
     const request = onePage.get(lab)
@@ -157,25 +159,6 @@ async function fill({ database }: Target, devices: number): Promise<LargeDatabas
     await owner.close()
   }
 }
-
-/** A fleet that appears at once is work for minutes, which no reader of a page should be charged with. */
-async function settled(target: Target): Promise<void> {
-  const endMs = performance.now() + settleMsMax
-  for (let calm = 0; calm < calmSeconds;) {
-    const before = cpuMs(target)
-    await sleep(1000)
-    const after = cpuMs(target)
-    if (!before || !after) return
-    const usedMs = after.program - before.program + after.postgres - before.postgres
-    calm = usedMs < calmMs ? calm + 1 : 0
-    if (performance.now() > endMs) throw new Error(`the hub is still busy: ${usedMs} ms of CPU/s`)
-  }
-}
-
-/** Of a second's CPU; what an idle hub of this size needs is below. */
-const calmMs = 150
-const calmSeconds = 5
-const settleMsMax = 600_000
 
 interface Place {
   id: string

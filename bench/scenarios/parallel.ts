@@ -6,10 +6,13 @@ import { failures, openLoop, refusals } from '../http_load.ts'
 import type { Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
 import { saturate, saturationSecondsMax } from '../saturation.ts'
+import { settled } from '../settled.ts'
 import type { Scenario } from '../suite.ts'
 
 const callers = 1000
 const readsPerSecond = 50
+/** Without work, before the next side is measured: a herd leaves 40,000 audit rows to be sealed. */
+const calmSeconds = 2
 
 export const parallel: Scenario = {
   name: 'parallel',
@@ -90,6 +93,7 @@ export const parallel: Scenario = {
         }),
         openLoop(reads),
       ])
+      await settled(target, calmSeconds)
       const refused = refusals(posts) ?? refusals(busy)
       if (refused) lab.progress.note(`warning: refused: ${refused}`)
       lab.findings.latencies(side, 'devices page before', quiet.latencies)
