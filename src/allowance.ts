@@ -11,13 +11,15 @@ const startedMs = performance.now()
 export function allowance(perMinute: number, burst: number): (holder: Allowance) => boolean {
   if (perMinute === 0) return () => true
   const costMs = 60_000 / perMinute
-  const roomMs = costMs * burst
+  // Rounded down a frame could cost nothing.
+  const isRounded = costMs >= 1
+  // What is rounded up must not cost the last frame of a burst.
+  const roomMs = costMs * burst + (isRounded ? 1 : 0)
   return (holder) => {
     const nowMs = performance.now() - startedMs
     const fullMs = Math.max(holder.fullMs, nowMs) + costMs
     if (fullMs - nowMs > roomMs) return false
-    // Rounded down a frame could cost nothing.
-    holder.fullMs = costMs < 1 ? fullMs : Math.round(fullMs)
+    holder.fullMs = isRounded ? Math.round(fullMs) : fullMs
     return true
   }
 }
