@@ -291,7 +291,9 @@ describe('with Redis', { skip: withoutRedis }, () => {
       if (n % 5 === 0) await redis.command('FLUSHALL')
       assert.equal((await here.post(path, { action: 'ping' })).body.status, 'completed')
     }
-    assert.equal(await counted(there, 'muster_handoffs_total{found="sweep"}'), sweeps)
+    const swept = (await counted(there, 'muster_handoffs_total{found="sweep"}')) - sweeps
+    // A sweep that passes at that very moment may come before the hint; without hints all wait for one.
+    assert.ok(swept < 5, `${swept} of 20 were found by a sweep`)
     await agent.close()
   })
 
