@@ -149,17 +149,17 @@ class Exchange {
   }
 
   private async respond(): Promise<void> {
-    const hasBody = this.method === 'POST' || this.method === 'PATCH' || this.method === 'DELETE'
+    const writes = this.method === 'POST' || this.method === 'PATCH' || this.method === 'DELETE'
     // Read first, judged later: answering in the middle of a body would break the connection.
-    const body = hasBody ? await readBody(this.res, (gone) => this.abortListeners.push(gone)) : ''
+    const body = writes ? await readBody(this.res, (gone) => this.abortListeners.push(gone)) : ''
     let reply: Reply
     try {
-      if (hasBody) await this.server.turns.take()
+      if (writes) await this.server.turns.take()
       reply = await this.answer(body)
     } catch (error) {
       reply = await this.refuse(error)
     }
-    if (hasBody) await this.server.turns.take()
+    if (writes) await this.server.turns.take()
     if (reply.stream) reply = await this.stream(reply, reply.stream)
     else if (reply.bytes) reply = await this.bytes(reply, reply.bytes)
     else this.send(reply)

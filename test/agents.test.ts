@@ -443,17 +443,18 @@ describe('sockets that harm', () => {
   })
 })
 
-test('an agent over its frame rate is closed with 4029', async () => {
+test('an agent over its frame rate is closed with 4029', async (t) => {
   const strict = await startHub({ LIMIT_FRAMES: '60', LIMIT_FRAMES_BURST: '50' })
+  t.after(() => strict.close())
   const one = await strict.enroll()
   const agent = await FakeAgent.connect(one, strict.origin)
   for (let n = 0; n < 200; n++) agent.heartbeat()
   assert.equal((await agent.closing()).code, 4029)
-  await strict.close()
 })
 
-test('a new socket does not bring new frames', async () => {
+test('a new socket does not bring new frames', async (t) => {
   const strict = await startHub({ LIMIT_FRAMES: '1', LIMIT_FRAMES_BURST: '5' })
+  t.after(() => strict.close())
   const one = await strict.enroll()
   const first = await FakeAgent.connect(one, strict.origin)
   for (let n = 1; n <= 5; n++) first.heartbeat({ seq: n })
@@ -465,7 +466,6 @@ test('a new socket does not bring new frames', async () => {
   const second = await FakeAgent.connect(one, strict.origin)
   second.heartbeat()
   assert.equal((await second.closing()).code, 4029)
-  await strict.close()
 })
 
 describe('the token of an agent', () => {

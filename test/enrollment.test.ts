@@ -145,8 +145,9 @@ describe('an Idempotency-Key', () => {
   })
 })
 
-test('secrets guessed in parallel are judged no more often than in a row', async () => {
+test('secrets guessed in parallel are judged no more often than in a row', async (t) => {
   const strict = await startHub({ LIMIT_ENROLL_FAILURES: '10' })
+  t.after(() => strict.close())
   const guess = (secret: string) =>
     strict.post('/agents/enroll', { ...facts, enrollmentSecret: secret }, { token: undefined })
   const answers = await Promise.all(Array.from({ length: 40 }, (_, n) => guess(`guess ${n}`)))
@@ -155,5 +156,4 @@ test('secrets guessed in parallel are judged no more often than in a row', async
   for (const { status } of answers) assert.ok(status === 401 || status === 429, String(status))
   // And the right one is not told from the others.
   assert.equal((await guess(enrollmentSecret)).status, 429)
-  await strict.close()
 })

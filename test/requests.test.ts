@@ -182,8 +182,9 @@ test('the new password must be another one', async () => {
   assert.deepEqual((await wrong('POST', '/auth/password', body)).details[0]?.path, '/newPassword')
 })
 
-test('one set of RateLimit headers is told, whichever rate refuses', async () => {
+test('one set of RateLimit headers is told, whichever rate refuses', async (t) => {
   const strict = await startHub({ LIMIT_API: '600', LIMIT_LOGIN: '2', LIMIT_LOGIN_IP: '100' })
+  t.after(() => strict.close())
   const body = { currentPassword: 'not the password', newPassword: 'another long password' }
   const answers: Awaited<ReturnType<TestHub['post']>>[] = []
   for (let n = 0; n < 3; n++) answers.push(await strict.post('/auth/password', body))
@@ -203,7 +204,6 @@ test('one set of RateLimit headers is told, whichever rate refuses', async () =>
     Number(answers[2]?.headers.get(name)),
   )
   assert.deepEqual([retry, reset], [150, 300])
-  await strict.close()
 })
 
 test('names are trimmed, and a blank one is none', async () => {

@@ -1,10 +1,11 @@
 // The least that a page of devices can cost a program on uWebSockets.js: one prepared statement that finds and writes
 // the rows as the API shows them, joined to a body. Nobody is checked, and there is no cursor.
-import type { HttpResponse, TemplatedApp } from 'uWebSockets.js'
+import type { TemplatedApp } from 'uWebSockets.js'
 import pg from 'pg'
 import { idFloor } from '../../src/ids.ts'
 import { limits } from '../../src/limits.ts'
 import { deviceColumns, openSql } from '../../src/resources/device_row.ts'
+import { fail, reply } from './serve.ts'
 
 const pageRowsDefault = 50
 
@@ -35,18 +36,9 @@ export function serveDevicePages(app: TemplatedApp, connectionString: string | u
       .then(({ rows }) => {
         const shown = rows.slice(0, limit).map(({ item }) => item)
         const pagination = `{"hasMore":${rows.length > limit},"cursor":null}`
-        if (!gone) reply(res, `{"data":[${shown.join(',')}],"pagination":${pagination}}`)
+        if (!gone) reply(res, '200 OK', `{"data":[${shown.join(',')}],"pagination":${pagination}}`)
       })
-      .catch((error: unknown) => {
-        process.stderr.write(`${String(error)}\n`)
-        process.exit(1)
-      })
-  })
-}
-
-function reply(res: HttpResponse, body: string): void {
-  res.cork(() => {
-    res.writeStatus('200 OK').writeHeader('Content-Type', 'application/json').end(body)
+      .catch(fail)
   })
 }
 

@@ -1,6 +1,7 @@
 // The least that a hub on uWebSockets.js can do for commands: takes them over HTTP, stores the hub's rows in
 // batches, answers 202 once they are committed, passes them to the agent's socket, and with ?wait answers when the
-// end is committed; and pages of devices. Nobody is checked. Without DATABASE_URL it stores nothing: what any message broker does.
+// end is committed; and pages of devices. Nobody is checked. Without DATABASE_URL it stores nothing: what any message
+// broker does.
 import type { HttpResponse, WebSocket } from 'uWebSockets.js'
 import pg from 'pg'
 import { Batcher } from '../../src/batch.ts'
@@ -9,7 +10,7 @@ import { agentSubprotocol, type AgentFrame } from '../../src/protocol.ts'
 import { uWS } from '../../src/uws.ts'
 import { storeCommands, storeEnds, type EndedCommand, type NewCommand } from './command_rows.ts'
 import { serveDevicePages } from './device_page.ts'
-import { serve } from './serve.ts'
+import { fail, reply, serve } from './serve.ts'
 
 interface Agent {
   id: string
@@ -209,16 +210,4 @@ function readBody(res: HttpResponse, onBody: (body: string, isGone: () => boolea
     if (bytes > bodyBytesMax) fail(new Error('a body too large'))
     if (isLast) onBody(Buffer.concat(parts).toString(), () => gone)
   })
-}
-
-function reply(res: HttpResponse, status: string, json: string): void {
-  res.cork(() => {
-    res.writeStatus(status).writeHeader('Content-Type', 'application/json').end(json)
-  })
-}
-
-/** A limit program that errs is no limit: the run fails, and its log says why. */
-function fail(error: unknown): never {
-  process.stderr.write(`${String(error)}\n`)
-  process.exit(1)
 }

@@ -15,9 +15,9 @@ import type { Measure, Scenario } from '../suite.ts'
 /** Rows of a page that is measured; its place is reached by pages of `strideRows`. */
 const pageRows = 50
 const strideRows = 500
+const deepRows = 2_000 * pageRows
 /** Without work, before a filled hub is measured. */
 const calmSeconds = 5
-const deepRows = 2_000 * pageRows
 /** Who read pages of devices at a time, for P6. */
 const readers = 8
 
