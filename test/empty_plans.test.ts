@@ -108,16 +108,25 @@ interface Plan {
 let database: TestDatabase
 let db: Database
 
-before(async () => {
+before(begin)
+after(end)
+
+async function begin(): Promise<void> {
   database = await createDatabase()
   db = openDatabase({ url: database.url, name: 'plans', connections: 1, planOnce: true })
-})
-after(async () => {
+}
+
+async function end(): Promise<void> {
   await db.close()
   await database.drop()
-})
+}
 
 describe('on tables without rows and statistics', () => {
+  testKeys()
+  testLarge()
+})
+
+function testKeys(): void {
   for (const [name, sql] of Object.entries(statements)) {
     test(`${name} finds its rows by key`, async () => {
       const scans = (await plan(name, sql)).filter((node) => node['Relation Name'] !== undefined)
@@ -133,11 +142,11 @@ describe('on tables without rows and statistics', () => {
       }
     })
   }
-})
+}
 
-describe('for hundreds of rows at once', () => {
+function testLarge(): void {
   for (const [name, sql] of Object.entries(large)) {
-    test(`${name} does not compare each with every other, nor sort its keys again for each`, async () => {
+    test(`${name} for hundreds of rows does not compare each with every other, nor sort its keys again for each`, async () => {
       for (const node of await plan(name, sql)) {
         const by = node['Index Cond'] ?? ''
         assert.doesNotMatch(by, /\b(\w+) = \w+\.\w+\) AND \(\1 = ANY/)
@@ -151,7 +160,7 @@ describe('for hundreds of rows at once', () => {
       }
     })
   }
-})
+}
 
 test('a page of a device’s commands is found by the device, the first one and any other', async () => {
   for (const [name, last] of [
@@ -202,6 +211,27 @@ describe('on a month that PostgreSQL has not analyzed yet', () => {
       }
     })
   }
+})
+
+describe('on small tables that PostgreSQL has analyzed, before a whole fleet is enrolled', () => {
+  before(async () => {
+    await end()
+    await begin()
+    const place = await addPlace(db)
+    for (let n = 0; n < 100; n++) {
+      const deviceId = await addDevice(db, place)
+      await db.query(
+        `insert into commands (id, device_id, org_id, action, payload, status, timeout_seconds, created_at,
+           expires_at, completed_at)
+         select new_uuid7(), id, org_id, 'ping', '{}', 'completed', 300, now(), now(), now()
+         from devices where id = $1`,
+        [deviceId],
+      )
+    }
+    await db.query('analyze')
+  })
+  testKeys()
+  testLarge()
 })
 
 async function plan(name: string, sql: string): Promise<Plan[]> {
