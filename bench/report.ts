@@ -72,6 +72,12 @@ function cells(row: Row): string[] {
     row.unit,
     figure(row.ratio),
     row.goal ?? '',
-    row.ok === null ? '' : row.ok ? 'yes' : 'NO',
+    met(row),
   ]
+}
+
+function met({ ok, value }: Row): string {
+  if (value === null) return 'not measured'
+  if (ok === null) return ''
+  return ok ? 'yes' : 'NO'
 }

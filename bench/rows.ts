@@ -48,7 +48,7 @@ export interface Row {
   limit: number | null
   ratio: number | null
   goal: string | null
-  /** Null where nothing is held against the row: no goal, or no rival beside a foreign hub. */
+  /** Null where nothing is held against the row. */
   ok: boolean | null
   better: Better
   /** The hub's value of each round, and what it was times the rival's: how far they spread is the noise. */
@@ -78,6 +78,17 @@ export function judge(spec: RowSpec, samples: Samples): Row {
     rounds: (hub ?? []).filter(isNumber),
     ratios: ratios.filter(isNumber),
   }
+}
+
+/** Rows of a hub that nothing runs beside: each metric once, held against nothing but what stands in its own unit. */
+export function alone(specs: readonly RowSpec[]): RowSpec[] {
+  const metrics = new Set<string>()
+  return specs.flatMap(({ rival, goal, ...spec }) => {
+    const own = goal && ('valueMost' in goal || 'valueLeast' in goal) ? { goal } : {}
+    if (rival !== undefined && metrics.has(spec.metric)) return []
+    metrics.add(spec.metric)
+    return { ...spec, ...own, name: spec.name.replace(/, beside .*$/, '') }
+  })
 }
 
 /** The middle value; of an even count the mean of the two in the middle; null of none. */

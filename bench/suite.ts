@@ -5,7 +5,15 @@ import { findBroker } from './brokers.ts'
 import { Findings, type Chart, type FaultFinding, type LatencyFinding } from './findings.ts'
 import { Lab } from './lab.ts'
 import type { Progress } from './progress.ts'
-import { judge, type Row, type RowSpec, type Sample, type Samples, type Side } from './rows.ts'
+import {
+  alone,
+  judge,
+  type Row,
+  type RowSpec,
+  type Sample,
+  type Samples,
+  type Side,
+} from './rows.ts'
 import {
   describeMissing,
   sideBySide,
@@ -166,7 +174,8 @@ function installedSides(asked: readonly Side[]): InstalledSides {
 }
 
 function rowsOf({ rows }: Scenario, options: BenchOptions): readonly RowSpec[] {
-  return typeof rows === 'function' ? rows(options) : rows
+  const specs = typeof rows === 'function' ? rows(options) : rows
+  return options.foreign ? alone(specs) : specs
 }
 
 function describeSample(sample: Sample): string {

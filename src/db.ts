@@ -53,8 +53,11 @@ export function openDatabase(options: DatabaseOptions): Database {
     min: 0,
     idleTimeoutMillis: limits.poolIdleMs,
   })
-  // Without a listener a connection that dies idle would end the process.
-  pool.on('error', (error) => options.onIdleError?.(error))
+  let closing = false
+  // Without a listener a connection that dies idle would end the process. A pool that closes waits for no goodbye.
+  pool.on('error', (error) => {
+    if (!closing) options.onIdleError?.(error)
+  })
   const watch = watching(pool, deadlineMs(options))
   const prepared = preparing(options.planEach ? limits.searchNamesMax : limits.statementNamesMax)
   return {
@@ -69,6 +72,7 @@ export function openDatabase(options: DatabaseOptions): Database {
     transaction: (work) => inTransaction(pool, watch, prepared, work),
     counts: () => ({ total: pool.totalCount, idle: pool.idleCount, waiting: pool.waitingCount }),
     close: () => {
+      closing = true
       watch.stop()
       return pool.end()
     },

@@ -60,7 +60,9 @@ export function serveHttp(
       else if (route.method === 'PATCH') app.patch(path, handle)
       else app.del(path, handle)
     }
-    const allow = siblings.map((route) => route.method).join(', ')
+    const allow = siblings
+      .flatMap(({ method }) => (method === 'GET' ? [method, 'HEAD'] : method))
+      .join(', ')
     app.any(path, (res, req) =>
       new Exchange(ctx, server, options, methodNotAllowed(allow), res, req).start(),
     )

@@ -49,7 +49,11 @@ unless said otherwise and come as \`{data, pagination}\`: \`pagination.cursor\` 
 
 Refusals come in this order: 401, 429, 403 by role alone, 400, 404 by scope, 409. Another organization's \
 id is 404, never 403. Every error has the body \`Error\`: its \`code\` is stable, its \`message\` is for \
-people. \`x-roles\` names the roles that may call an operation.`
+people. \`x-roles\` names the roles that may call an operation.
+
+Connections are kept, one request at a time: one that is sent before the last is answered, or by who closed \
+their own side, finds the connection closed without an answer. What is asked again with the same \
+\`Idempotency-Key\` is done once.`
 
 /** JSON text of a schema → its name: a resource is what its `get` route answers. */
 function namedSchemas(routes: readonly Route[]): Map<string, string> {

@@ -9,7 +9,7 @@ import { clientFrame, opcodes, readFrames } from '../bench/frames.ts'
 import { heartbeat, heartbeatFrames } from '../bench/heartbeat.ts'
 import { parseRollup, parseStat, processCpuMs, treeCpuMs } from '../bench/proc.ts'
 import { renderMarkdown, renderTable } from '../bench/report.ts'
-import { judge, median, type RowSpec } from '../bench/rows.ts'
+import { alone, judge, median, type RowSpec } from '../bench/rows.ts'
 
 const known = ['heartbeats', 'rss', 'accept']
 
@@ -190,11 +190,30 @@ test('which way is better is told by the row, its goal, its unit', () => {
 })
 
 test('without a rival a ratio is open; without samples a goal is missed', () => {
-  const alone = judge(spec, { hub: [{ cpuUs: 4 }] })
-  assert.deepEqual([alone.value, alone.limit, alone.ratio, alone.ok], [4, null, null, null])
+  const open = judge(spec, { hub: [{ cpuUs: 4 }] })
+  assert.deepEqual([open.value, open.limit, open.ratio, open.ok], [4, null, null, null])
   assert.equal(judge(spec, {}).ok, false)
   const { goal: _, ...info } = spec
   assert.equal(judge(info, { hub: [{ cpuUs: 4 }] }).ok, null)
+})
+
+test('beside no rival each metric is one row, held against its own unit alone', () => {
+  const specs: RowSpec[] = [
+    { ...spec, id: 'A', name: 'cost, beside bare uWebSockets.js' },
+    { ...spec, id: 'B', name: 'cost, beside the least', rival: 'least' },
+    { ...spec, id: 'C', name: 'time', metric: 'ms', goal: { valueMost: 5 } },
+    { id: 'D', name: 'cost again', metric: 'cpuUs', unit: 'µs' },
+  ]
+  const { goal: _goal, rival: _rival, ...bare } = spec
+  assert.deepEqual(alone(specs), [
+    { ...bare, id: 'A', name: 'cost' },
+    { ...bare, id: 'C', name: 'time', metric: 'ms', goal: { valueMost: 5 } },
+    specs[3],
+  ])
+})
+
+test('a row that was not measured says so', () => {
+  assert.match(renderTable([judge(spec, {})]), / not measured$/m)
 })
 
 test('a table shows every row, as text and as markdown', () => {

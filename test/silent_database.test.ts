@@ -55,6 +55,29 @@ test('so does one of a transaction, whose connection is not used again', async (
   }
 })
 
+test('a pool that was closed says nothing of how its connections end', async () => {
+  const told: Error[] = []
+  const own = openDatabase({
+    url: database.url,
+    name: 'closed',
+    role: 'owner',
+    connections: 1,
+    onIdleError: (error) => told.push(error),
+  })
+  const pid = await backendOf(own)
+  process.kill(pid, 'SIGSTOP')
+  const closed = own.close()
+  // Before it reads the goodbye: as when the hub stops its own PostgreSQL.
+  process.kill(pid, 'SIGTERM')
+  process.kill(pid, 'SIGCONT')
+  await closed
+  await until('it to end', async () => {
+    const rows = await db.query('select from pg_stat_activity where pid = $1', [pid])
+    return rows.length === 0
+  })
+  assert.deepEqual(told, [])
+})
+
 test('a transaction that waits for something else than the database is not given up', async () => {
   const waits = limits.statementGraceMs + 300 + 2 * limits.statementWatchMs
   const pids = await db.transaction(async (tx) => {

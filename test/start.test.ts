@@ -202,6 +202,7 @@ test('the embedded default: from the printed words to a command on a device, and
 
   assert.equal(await hub.kill('SIGTERM'), 0, hub.output)
   assert.deepEqual(postgresOf(dataDir), [])
+  assert.doesNotMatch(hub.output, /"level":(40|50|60)/, 'it warns of nothing that it does itself')
 
   hub.output = ''
   await hub.start()

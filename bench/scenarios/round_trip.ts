@@ -1,5 +1,6 @@
 // P5: commands sent, run and their results committed, seen by the operator who waits for the end:
 // first as many as go through (CPU per command), then 200/s in an open loop (latency).
+import type { BenchOptions } from '../args.ts'
 import { commandRequests, isCompleted } from '../commands.ts'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import type { Fleet } from '../fleet.ts'
@@ -32,7 +33,7 @@ export const roundTrip: Scenario = {
   seconds: 10,
   warmUpSeconds: 5,
   rate: { of: 'commands of the timed part', most: 1 },
-  rows: [
+  rows: (options) => [
     {
       id: 'P5a',
       name: 'CPU of hub and PostgreSQL per command run',
@@ -43,14 +44,14 @@ export const roundTrip: Scenario = {
     },
     {
       id: 'P5b',
-      name: 'round trip at 200/s, p50',
+      name: `round trip at ${rateOf(options)}/s, p50`,
       metric: 'p50Ms',
       unit: 'ms',
       rival: 'baseline',
     },
     {
       id: 'P5c',
-      name: 'round trip at 200/s, p99',
+      name: `round trip at ${rateOf(options)}/s, p99`,
       metric: 'p99Ms',
       unit: 'ms',
       rival: 'baseline',
@@ -73,7 +74,7 @@ export const roundTrip: Scenario = {
     },
     {
       id: 'P5g',
-      name: 'round trip at 200/s, p50, beside the least',
+      name: `round trip at ${rateOf(options)}/s, p50, beside the least`,
       metric: 'p50Ms',
       unit: 'ms',
       rival: 'least',
@@ -81,7 +82,7 @@ export const roundTrip: Scenario = {
     },
     {
       id: 'P5h',
-      name: 'round trip at 200/s, p99, beside the least',
+      name: `round trip at ${rateOf(options)}/s, p99, beside the least`,
       metric: 'p99Ms',
       unit: 'ms',
       rival: 'least',
@@ -92,7 +93,7 @@ export const roundTrip: Scenario = {
     const target = await lab.start(side)
     if (side === 'echo') {
       return async (seconds) => {
-        const latencies = await echoRoundTrips(target.origin, rateOf(lab), seconds)
+        const latencies = await echoRoundTrips(target.origin, rateOf(lab.options), seconds)
         lab.findings.latencies(side, 'command round trip', latencies)
         return percentiles(latencies)
       }
@@ -105,8 +106,8 @@ export const roundTrip: Scenario = {
   },
 }
 
-function rateOf(lab: Lab): number {
-  return lab.options.rates?.[0] ?? perSecondTimed
+function rateOf({ rates }: Pick<BenchOptions, 'rates'>): number {
+  return rates?.[0] ?? perSecondTimed
 }
 
 function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: Lab): Measure {
@@ -125,7 +126,7 @@ function measureCommands(target: Target, fleet: Fleet, devices: Device[], lab: L
     const timed = await openLoop({
       ...load,
       seconds,
-      perSecond: rateOf(lab),
+      perSecond: rateOf(lab.options),
       progress: lab.progress,
     })
     const { commands, duplicates } = await fleet.counts()

@@ -22,6 +22,9 @@ const uuid = Type.String({ format: 'uuid' })
 const os = Type.Enum(['linux', 'darwin', 'windows'])
 const status = Type.Enum(['online', 'offline', 'decommissioned'])
 
+const heardDescription = `What the agent said last; while it is online up to ${limits.presenceFlushMs / 1000} s old. \
+Alerts are judged at once.`
+
 const deviceFields = {
   id: uuid,
   orgId: uuid,
@@ -33,11 +36,13 @@ const deviceFields = {
   arch: Type.Enum(['amd64', 'arm64']),
   agentVersion: text,
   status,
-  lastSeenAt: text,
+  lastSeenAt: nullable(Type.String({ description: heardDescription })),
   enrolledAt: Type.String(),
   ipAddress: text,
   tags: Type.Array(Type.String()),
-  metrics: Type.Union([Type.Record(Type.String(), Type.Number()), Type.Null()]),
+  metrics: Type.Union([Type.Record(Type.String(), Type.Number()), Type.Null()], {
+    description: heardDescription,
+  }),
   upgrade: Type.Union(
     [
       Type.Object({
