@@ -15,6 +15,8 @@ export interface Saturation {
   requests: readonly Request[]
   /** The status of a good answer, and what its body must hold. */
   good: { status: number; holds?: string }
+  /** Asks so long before anything counts: for who looks at the slowest, since autocannon begins in a cold thread. */
+  warmUpSeconds?: number
 }
 
 /** One access token has to last; it lives 15 minutes. */

@@ -11,10 +11,16 @@ export type SaturationReport = Omit<LoadResult, 'latencies'> & { latencies: Port
 
 /** As long as our own connections wait for an answer. */
 const answerSecondsMax = 90
+/** Enough to have run all of its code often. */
+const warmUpConnectionsMax = 100
 /** It ends at the first look after the time is over. */
 const lookMs = 50
 
 const { saturation } = workerData as { saturation: SaturationJob }
+const { warmUpSeconds: seconds = 0, connections } = saturation
+if (seconds > 0) {
+  await run({ ...saturation, seconds, connections: Math.min(connections, warmUpConnectionsMax) })
+}
 parentPort?.postMessage(await run(saturation))
 
 function run({

@@ -1,5 +1,6 @@
 // P12: a thousand callers who all POST commands at once, and a list that somebody reads in between. What breaks
 // here in other hubs is a pool whose every connection waits for a second one.
+import { setTimeout as sleep } from 'node:timers/promises'
 import { commandList } from '../commands.ts'
 import { requestBytes } from '../http_connection.ts'
 import { failures, openLoop, refusals } from '../http_load.ts'
@@ -11,6 +12,8 @@ import type { Scenario } from '../suite.ts'
 
 const callers = 1000
 const readsPerSecond = 50
+/** Until the thread of the callers has run warm, and they begin together. */
+const beginSeconds = 1
 /** Without work, before the next side is measured: a herd leaves 40,000 audit rows to be sealed. */
 const calmSeconds = 2
 
@@ -90,8 +93,9 @@ export const parallel: Scenario = {
           seconds,
           requests: await commandList(target, devices),
           good: { status: 202 },
+          warmUpSeconds: beginSeconds,
         }),
-        openLoop(reads),
+        sleep(beginSeconds * 1000).then(() => openLoop(reads)),
       ])
       await settled(target, calmSeconds)
       const refused = refusals(posts) ?? refusals(busy)
