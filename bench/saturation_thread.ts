@@ -17,9 +17,12 @@ const warmUpConnectionsMax = 100
 const lookMs = 50
 
 const { saturation } = workerData as { saturation: SaturationJob }
-const { warmUpSeconds: seconds = 0, connections } = saturation
-if (seconds > 0) {
-  await run({ ...saturation, seconds, connections: Math.min(connections, warmUpConnectionsMax) })
+if (saturation.warmUpSeconds !== undefined) {
+  await run({
+    ...saturation,
+    seconds: saturation.warmUpSeconds,
+    connections: Math.min(saturation.connections, warmUpConnectionsMax),
+  })
 }
 parentPort?.postMessage(await run(saturation))
 

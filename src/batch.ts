@@ -11,7 +11,10 @@ export interface BatcherOptions<T> {
   /** Sum of `bytesOf` in one write, unless a single item is larger. */
   bytesMax?: number
   bytesOf?: (item: T) => number
-  /** Shortest time between the starts of two writes, in milliseconds. */
+  /**
+   * Shortest time between the starts of two writes, in milliseconds: it is there to gather rows, so a batch that is
+   * full does not wait for it.
+   */
   gapMs?: number
   /** Writes a batch and answers everyone in it; must not reject. */
   write: (items: T[]) => Promise<void>
@@ -50,9 +53,10 @@ export class Batcher<T> {
   }
 
   private pump(): void {
-    const { inFlight, gapMs = 0 } = this.options
+    const { inFlight, gapMs = 0, rowsMax } = this.options
     while (this.underWay < inFlight && this.waiting.length > 0) {
-      const wait = gapMs === 0 ? 0 : this.startedAt + gapMs - performance.now()
+      const isFull = this.waiting.length >= rowsMax
+      const wait = gapMs === 0 || isFull ? 0 : this.startedAt + gapMs - performance.now()
       if (wait > 0) {
         this.timer ??= setTimeout(() => {
           this.timer = undefined

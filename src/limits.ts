@@ -182,11 +182,11 @@ export const limits = {
   spentAllowancesMax: 10_000,
   /** Upgrades waiting for their token check; past it 503. About 1 KB each. */
   connectQueueMax: 20_000,
-  /** Token checks, claims: rows in one statement. 512 rows take PostgreSQL about 5 ms. */
-  connectBatchMax: 512,
+  /** Token checks in one statement, about 3 ms of PostgreSQL: it checks the next ones while these are upgraded. */
+  connectBatchMax: 256,
   /** An agent that connects with an older token is given a new one; the old one serves until that was used. */
   agentTokenDays: 30,
-  /** Between two starts of a connect statement: nobody notices 20 ms, a storm makes 50 statements/s. */
+  /** Between two starts of a connect statement that is not full: nobody notices 20 ms, and they stay few. */
   connectGapMs: 20,
   /** The same for claims, two statements each and in every shard: 80/s with two of them. */
   claimGapMs: 50,
