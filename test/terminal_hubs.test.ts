@@ -118,6 +118,8 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
   })
   afterEach(async () => {
     await endAll()
+    // Its pauses have grown with each move of the test: one that is new waits for a second at most.
+    await agent.restart()
     await agentOn(home)
   })
 
