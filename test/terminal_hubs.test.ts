@@ -119,7 +119,14 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
   afterEach(async () => {
     await endAll()
     // Its pauses have grown with each move of the test: one that is new waits for a second at most.
+    const claims = () =>
+      home.hub.ctx.db.query<{ epoch: string }>(
+        'select epoch::text as epoch from device_presence where device_id = $1',
+        [agent.deviceId],
+      )
+    const [earlier] = await claims()
     await agent.restart()
+    await until('its claim', async () => (await claims())[0]?.epoch !== earlier?.epoch)
     await agentOn(home)
   })
 
