@@ -192,6 +192,8 @@ export const limits = {
   claimGapMs: 50,
   /** After statements that PostgreSQL did not answer: those that were given up have run by then. */
   doubtMs: 20_000,
+  /** Until PostgreSQL is asked whether a command that was loaded as running still is; each time twice as long. */
+  lookGapMs: 1_000,
   /** A refused agent is told to come back after up to this. */
   acceptRetrySecondsMax: 30,
   /** An agent of a suspended organization asks again after this, and up to this part of it later. */

@@ -34,6 +34,8 @@ interface Write {
   end: End | null
   stage: string
   attempts: number
+  /** Its shard died: PostgreSQL commits it, and nobody hears of that. */
+  orphaned?: boolean
 }
 
 /** Everything around the actor, kept as simple as it can be. */
@@ -53,9 +55,12 @@ class World {
   /** The agent: ids it holds, how often it ran each, results it has not seen acked. */
   readonly agentHas = new Set<string>()
   readonly runs = new Map<string, number>()
+  readonly results = new Map<string, ResultStatus>()
   readonly unacked = new Map<string, ResultStatus>()
   readonly reported = new Set<string>()
   writes: Write[] = []
+  /** A statement that found its epoch to be the device's, and is not committed yet. */
+  underWay: Write | undefined
   accepted = 0
 
   /** What heartbeats of the present connection named. */
@@ -114,6 +119,7 @@ class World {
       cancelRequested: row.cancelRequested,
       reported: false,
       late: null,
+      loaded: { lookMs: this.nowMs + 1000, gapMs: 2000 },
     }))
     this.run({ type: 'claimed', epoch: this.epoch, atMs: this.nowMs, commands, high: 0 })
   }
@@ -129,6 +135,7 @@ class World {
   /** The shard thread dies: what it held and had not written is gone; the socket stays. */
   crash(): void {
     this.writes = []
+    if (this.underWay) this.underWay.orphaned = true
     this.told = this.told.filter(() => false)
     if (!this.connected) return
     const conn = this.conn
@@ -148,6 +155,11 @@ class World {
     if (frame === undefined || frame.conn !== this.conn || !this.connected) return
     this.run({ type: 'sent', id: frame.id })
     this.agentHas.add(frame.id)
+    // What ran before is answered again, at once.
+    const result = this.results.get(frame.id)
+    if (result === undefined) return
+    this.unacked.set(frame.id, result)
+    this.run({ type: 'frame', frame: { type: 'result', id: frame.id, status: result }, bytes: 0 })
   }
 
   agentSays(kind: 'delivered' | 'started' | 'result', index: number, status: ResultStatus): void {
@@ -156,6 +168,7 @@ class World {
     if (!this.connected || id === undefined) return
     if (kind === 'result' && !this.runs.has(id)) {
       this.runs.set(id, 1)
+      this.results.set(id, status)
       this.unacked.set(id, status)
     }
     const held = this.unacked.get(id)
@@ -176,20 +189,30 @@ class World {
     if (this.device) this.run({ type: 'cancel', id, ask: 1 })
   }
 
-  commit(): void {
+  /** The next statement begins, and sees which connection is the device's. */
+  begin(): void {
+    if (this.underWay !== undefined) return
     const write = this.writes.shift()
+    if (write?.epoch === this.epoch) this.underWay = write
+  }
+
+  /** It commits; a claim that was committed in between has loaded its row as it was before. */
+  commit(): void {
+    this.begin()
+    const write = this.underWay
     if (write === undefined) return
+    this.underWay = undefined
     const row = this.rows.get(write.id)
     assert.ok(row)
-    if (write.epoch !== this.epoch) return
     if (row.ends === 0) {
       row.command.attempts = Math.max(row.command.attempts, write.attempts)
       row.status = write.end?.status ?? write.stage
       if (write.end !== null) row.ends++
     }
-    if (write.end !== null && this.device?.epoch === write.epoch) {
-      this.run({ type: 'committed', id: write.id })
-    }
+    if (write.end === null) return
+    if (this.device?.epoch === write.epoch) this.run({ type: 'committed', id: write.id })
+    // The actor of the earlier connection, on another hub, does not know of this one, and acknowledges.
+    else if (!write.orphaned) this.unacked.delete(write.id)
   }
 
   tick(ms: number): void {
@@ -251,6 +274,9 @@ class World {
         if (row?.ends === 0) this.run({ type: 'checked', command: row.command })
         return
       }
+      case 'look':
+        if (this.rows.get(effect.id)?.ends === 1) this.run({ type: 'gone', id: effect.id })
+        return
       case 'close':
         this.close()
         return
@@ -279,25 +305,26 @@ class World {
     }
   }
 
-  /** Lets everything come to rest with an agent that works. */
+  /** Lets everything come to rest with an agent that works, before any deadline of a run is over. */
   settle(): void {
     if (!this.connected) this.connect(false)
-    for (let round = 0; round < 20_000; round++) {
+    for (let second = 0; second < this.rows.size + 35; second++) {
       this.claim()
       while (this.told.length > 0) this.tellNext(0)
-      while (this.writes.length > 0) this.commit()
+      while (this.writes.length > 0 || this.underWay) this.commit()
       while (this.atFront.length > 0) this.frontWrites()
       this.beat('2')
       for (let index = 0; index < this.agentHas.size; index++)
         this.agentSays('result', index, 'completed')
       while (this.writes.length > 0) this.commit()
       if (!this.connected) this.connect(false)
-      if ([...this.rows.values()].every((row) => row.ends === 1)) return
+      const ended = [...this.rows.values()].every((row) => row.ends === 1)
+      if (ended && (this.device?.commands ?? null) === null) return
       // An agent that lost nothing may still hold an id it was asked to cancel.
       if (this.device) this.device.heardMs = this.nowMs
       this.tick(1000)
     }
-    assert.fail('a command never ended')
+    assert.fail('a command never ended, or its actor never learned of it')
   }
 }
 
@@ -330,6 +357,7 @@ const steps = fc.oneof(
     }),
   },
   { weight: 1, arbitrary: fc.record({ do: fc.constant('cancel' as const), index: fc.nat(10) }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant('begin' as const) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant('commit' as const) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('tick' as const), ms: fc.nat(50_000) }) },
 )
@@ -349,6 +377,7 @@ test('any interleaving keeps one end per command, FIFO, honest states, proved up
         else if (event.do === 'front') world.frontWrites()
         else if (event.do === 'agent') world.agentSays(event.kind, event.index, event.status)
         else if (event.do === 'cancel') world.cancel(event.index)
+        else if (event.do === 'begin') world.begin()
         else if (event.do === 'commit') world.commit()
         else world.tick(event.ms)
         const open = [...world.rows.values()].filter((row) => row.ends === 0).length

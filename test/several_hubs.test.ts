@@ -166,6 +166,14 @@ describe('with Redis', { skip: withoutRedis }, () => {
       return answers.every(({ body }) => body.checks.redis === word)
     })
 
+  /** Whether a connection waits for what another one holds. */
+  const isLocked = async () => {
+    const rows = await owner.query(
+      `select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`,
+    )
+    return rows.length > 0
+  }
+
   works('Redis', () => ({ here, there }))
 
   test('what is handed over is found by the hint, and costs one hub’s own devices nothing', async () => {
@@ -214,12 +222,7 @@ describe('with Redis', { skip: withoutRedis }, () => {
     const agent = await FakeAgent.open(device, there.origin)
     agent.obey()
     try {
-      await until('the claim to wait', async () => {
-        const rows = await owner.query(
-          `select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()`,
-        )
-        return rows.length > 0
-      })
+      await until('the claim to wait', isLocked)
       assert.deepEqual(agent.frames, [])
     } finally {
       held.resolve()
@@ -228,6 +231,40 @@ describe('with Redis', { skip: withoutRedis }, () => {
     // It was committed before the claim, told to nobody, and is there with the claim.
     assert.equal((await ended(here, id)).status, 'completed')
     await agent.close()
+  })
+
+  test('an end that is being written here while its device is claimed there holds up nothing', async () => {
+    const device = await here.enroll()
+    const path = `/devices/${device.deviceId}/commands`
+    const first = await FakeAgent.connect(device, here.origin)
+    const { id } = (await here.post(path, { action: 'ping', timeoutSeconds: 300 })).body
+    first.send({ type: 'started', id })
+    await until('it to be shown as running', async () => {
+      return (await here.get(`/commands/${id}`)).body.status === 'running'
+    })
+    const held = Promise.withResolvers<void>()
+    const locked = Promise.withResolvers<void>()
+    const holding = here.hub.ctx.db.transaction(async (tx) => {
+      await tx.query('select from commands where id = $1 for update', [id])
+      locked.resolve()
+      await held.promise
+    })
+    await locked.promise
+    first.send({ type: 'result', id, status: 'completed' })
+    let second: FakeAgent
+    try {
+      await until('its end to wait', isLocked)
+      second = await FakeAgent.connect(device, there.origin)
+    } finally {
+      held.resolve()
+      await holding
+    }
+    // It was loaded as running, and has ended since; the agent, whose result was acknowledged, has no word for it.
+    assert.equal((await ended(here, id)).status, 'completed')
+    second.obey()
+    assert.equal((await there.post(`${path}?wait=30`, { action: 'ping' })).body.status, 'completed')
+    await second.close()
+    await first.close()
   })
 
   test('two hubs wait for one command on a third: both are told of its end', async () => {

@@ -1,4 +1,5 @@
 // A command in its forms: as PostgreSQL holds it, as its actor does, as a frame, and as a row to be written.
+import { limits } from '../src/limits.ts'
 import { isConcurrent } from '../src/protocol.ts'
 import type { CommandWrite } from './command_writes.ts'
 import type { Device, End, OpenCommand, WorldStage } from './device_state.ts'
@@ -28,7 +29,10 @@ export function openCommand(
     concurrent: isConcurrent(stored.action),
     // Whoever waits on another hub, or since before a restart, reads the row itself.
     awaited: false,
-    loaded: true,
+    loaded: {
+      lookMs: runs === null ? Infinity : nowMs - stalledMs + limits.lookGapMs,
+      gapMs: 2 * limits.lookGapMs,
+    },
     // Its result may be waiting on the device since before we came back: let it arrive first.
     dueMs: (runs === null ? due : Math.max(due, nowMs + timeoutGraceMs)) - stalledMs,
     reported: false,
@@ -85,7 +89,7 @@ export function endWrite(
 function rowOf({ id: deviceId, epoch }: Device, command: OpenCommand) {
   const { id, action, executionId, attempts, createdMs, loaded } = command
   const plain = action !== 'upgrade_agent' && executionId === null
-  return { id, deviceId, epoch, attempts, createdMs, loaded: loaded === true, plain }
+  return { id, deviceId, epoch, attempts, createdMs, loaded: loaded !== undefined, plain }
 }
 
 function endJson(end: End): string {

@@ -8,7 +8,9 @@ import {
   committed,
   delivered,
   endedElsewhere,
+  gone,
   judgeWaiting,
+  look,
   next,
   overdue,
   phase,
@@ -52,6 +54,8 @@ export function step(
       return accept(device, message.command, nowMs, false)
     case 'checked':
       return accept(device, message.command, nowMs, true)
+    case 'gone':
+      return gone(device, message.id, nowMs)
     case 'cancel':
       return cancel(device, message.id, message.ask)
     case 'committed':
@@ -174,7 +178,9 @@ function tick(device: Device, nowMs: number, rules: Rules): Effect[] {
     effects.push(seen(device))
   }
   for (const command of device.commands ?? []) {
-    if (command.stage !== 'ending' && nowMs >= command.dueMs) effects.push(...overdue(command))
+    if (command.stage === 'ending') continue
+    if (nowMs >= command.dueMs) effects.push(...overdue(command))
+    else effects.push(...look(command, nowMs))
   }
   return effects
 }

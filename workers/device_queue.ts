@@ -227,6 +227,23 @@ export function endedElsewhere(device: Device, id: string, nowMs: number): Effec
   return effects
 }
 
+/**
+ * Asks whether one that was loaded as the agent's is still open. It has ended where the end that an earlier connection
+ * brought to another hub was being written while it was loaded. The agent was answered there and has no more to say.
+ */
+export function look(command: OpenCommand, nowMs: number): Effect[] {
+  const { loaded, stage, id } = command
+  if (loaded === undefined || (stage !== 'delivered' && stage !== 'running')) return []
+  if (nowMs < loaded.lookMs) return []
+  command.loaded = { lookMs: nowMs + loaded.gapMs, gapMs: 2 * loaded.gapMs }
+  return [{ type: 'look', id }]
+}
+
+/** It was ended after it was loaded. One whose end is being written here finds that out by itself. */
+export function gone(device: Device, id: string, nowMs: number): Effect[] {
+  return find(device, id)?.stage === 'ending' ? [] : endedElsewhere(device, id, nowMs)
+}
+
 /** Past its deadline: what waits expires, what the agent has timed out. The agent is told to stop. */
 export function overdue(command: OpenCommand): Effect[] {
   const { stage, id, timeoutSeconds } = command

@@ -27,8 +27,11 @@ export interface OpenCommand extends CommandMessage {
   /** The device's clock (ms) after which the hub ends it: expiry, later the run's deadline. */
   dueMs: number
   cancelRequested: boolean
-  /** It came with the claim: whoever accepted it may be another hub. */
-  loaded?: true
+  /**
+   * It came with the claim: whoever accepted it may be another hub. Of one that the agent has, the device's clock (ms)
+   * at which PostgreSQL is asked whether it is still open, and how much later the next time.
+   */
+  loaded?: { lookMs: number; gapMs: number }
   /** The agent sent a result that waits for its ack. */
   reported: boolean
   /** A result that waits: for the hub's own end to be committed, or for a heartbeat that proves it. */
@@ -90,6 +93,8 @@ export type DeviceMessage =
   | { type: 'command'; command: CommandMessage }
   /** PostgreSQL was asked: this command is open. */
   | { type: 'checked'; command: CommandMessage }
+  /** PostgreSQL was asked: this command has ended. */
+  | { type: 'gone'; id: string }
   | { type: 'cancel'; id: string; ask: number }
   /** The store committed this command's end, whoever brought it. */
   | { type: 'committed'; id: string }
@@ -128,6 +133,8 @@ export type Effect =
   | { type: 'answer'; ask: number; value: CancelAnswer }
   /** Ask PostgreSQL whether this command is open, and tell with `checked` when it is. */
   | { type: 'check'; id: string }
+  /** Ask PostgreSQL whether this command is still open, and tell with `gone` when it is not. */
+  | { type: 'look'; id: string }
   | { type: 'inventory'; frame: InventoryFrame }
   | { type: 'alert'; frame: AlertFrame }
   | { type: 'crossing'; crossing: Crossing }

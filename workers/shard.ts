@@ -104,6 +104,10 @@ const store = new Store(db, data.nodeId, {
     }
     flush()
   },
+  onGone: (gone) => {
+    for (const { deviceId, id } of gone) tell(byId.get(deviceId), { type: 'gone', id })
+    flush()
+  },
   onStrays: (strays) => {
     for (const { deviceId, id } of strays) sendTo(byId.get(deviceId), { type: 'ack', id })
     flush()
@@ -423,6 +427,8 @@ function apply(device: Device, effect: Effect): void {
       return onStray(device, effect)
     case 'check':
       return store.check(device.id, effect.id)
+    case 'look':
+      return store.look(device.id, effect.id)
     case 'inventory':
       return onInventory(device, effect)
     case 'answer':

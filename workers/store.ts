@@ -82,6 +82,8 @@ export interface StoreEvents {
   onCommands(outcomes: CommandOutcome[]): void
   /** Of the commands asked for, those that are open. */
   onChecked(checked: { deviceId: string; command: StoredCommand }[]): void
+  /** Of the commands looked for, those that are open no more. */
+  onGone(gone: { deviceId: string; id: string }[]): void
   /** Results of ids that were not open: they are dealt with and may be acked. */
   onStrays(strays: { deviceId: string; id: string }[]): void
   /** New tokens, committed beside the old ones. */
@@ -103,6 +105,8 @@ interface Loaded extends Record<string, unknown> {
 interface Check {
   deviceId: string
   id: string
+  /** The actor holds it: told when it is not open. Else told when it is. */
+  held: boolean
 }
 
 interface Inventory {
@@ -213,9 +217,14 @@ export class Store {
     if (full || !this.alerts.push(write)) this.events.onAlertsRefused(1)
   }
 
-  /** Asks whether a command is open. */
+  /** Asks whether a command is open that the actor does not hold. */
   check(deviceId: string, id: string): void {
-    this.checks.push({ deviceId, id })
+    this.checks.push({ deviceId, id, held: false })
+  }
+
+  /** Asks whether a command is still open that the actor holds; when refused here, it asks again. */
+  look(deviceId: string, id: string): void {
+    this.checks.push({ deviceId, id, held: true })
   }
 
   /** Gives the agent of this connection a new token; when refused here, its next connection asks again. */
@@ -393,7 +402,11 @@ export class Store {
     const rows = await this.db.query<{ deviceId: string; command: StoredCommand }>(checkSql, [
       plainArray(items.map((item) => item.id)),
     ])
-    this.events.onChecked(rows)
+    const open = new Set(rows.map(({ command }) => command.id))
+    const unheld = new Set(items.flatMap(({ held, id }) => (held ? [] : id)))
+    this.events.onGone(items.filter(({ held, id }) => held && !open.has(id)))
+    // One that was held when it was asked for may have ended since: told of, it would begin again.
+    this.events.onChecked(rows.filter(({ command }) => unheld.has(command.id)))
   }
 
   private forgetStrays(items: Stray[]): void {
