@@ -306,6 +306,17 @@ test('what a route does not take is refused there too', async () => {
   assert.equal((await hub.ask('DELETE', `/devices/${newId()}`, { body: {} })).status, 404)
 })
 
+test('a method that a path does not take is 405 and told which it takes', async () => {
+  for (const [path, allow] of [
+    ['/devices', 'GET, HEAD'],
+    [`/devices/${deviceId}`, 'GET, HEAD, PATCH, DELETE'],
+    ['/auth/login', 'POST'],
+  ] as const) {
+    const answer = await hub.ask('OPTIONS', path)
+    assert.deepEqual([answer.status, answer.headers.get('allow')], [405, allow])
+  }
+})
+
 test('a list of half a million repeats is refused like one of two', async () => {
   for (const count of [2, 400_000]) {
     const events = Array.from({ length: count }, () => 0)

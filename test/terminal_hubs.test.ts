@@ -119,16 +119,23 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
   afterEach(async () => {
     await endAll()
     // Its pauses have grown with each move of the test: one that is new waits for a second at most.
-    const claims = () =>
-      home.hub.ctx.db.query<{ epoch: string }>(
-        'select epoch::text as epoch from device_presence where device_id = $1',
-        [agent.deviceId],
-      )
-    const [earlier] = await claims()
-    await agent.restart()
-    await until('its claim', async () => (await claims())[0]?.epoch !== earlier?.epoch)
+    await claimedAnew(agent, () => agent.restart())
     await agentOn(home)
   })
+
+  /** Does what makes a hub claim the agent again, and waits for that. */
+  async function claimedAnew(who: MovingAgent, cause: () => unknown): Promise<void> {
+    const epoch = async () => {
+      const [found] = await home.hub.ctx.db.query<{ epoch: string }>(
+        'select epoch::text as epoch from device_presence where device_id = $1',
+        [who.deviceId],
+      )
+      return found?.epoch
+    }
+    const earlier = await epoch()
+    await cause()
+    await until('the claim', async () => (await epoch()) !== earlier)
+  }
 
   const reach = (word: 'ok' | 'down') =>
     until(`Redis to be ${word}`, async () => {
@@ -244,16 +251,7 @@ describe('terminals across hubs', { skip: withoutRedis }, () => {
     await agentOn(far, other)
     operator.type('echo $((6*7))\n')
     await operator.shows('42')
-    const epoch = async () => {
-      const [found] = await far.hub.ctx.db.query<{ epoch: string }>(
-        'select epoch::text as epoch from device_presence where device_id = $1',
-        [other.deviceId],
-      )
-      return found?.epoch
-    }
-    const earlier = await epoch()
-    far.hub.ctx.shards.broadcast({ type: 'reclaim' })
-    await until('the claim', async () => (await epoch()) !== earlier)
+    await claimedAnew(other, () => far.hub.ctx.shards.broadcast({ type: 'reclaim' }))
     operator.type('echo $((7*7))\n')
     await operator.shows('49')
     operator.drop()

@@ -150,6 +150,12 @@ async function runTests(
   return failed.length === 0
 }
 
+/**
+ * Tests of a version that is not tagged yet which fail now and then on its own schema too, for what was mended since: an
+ * end under way while its device went to another hub, and a sweep that was counted as a hint.
+ */
+const unsteady = 'a fleet that hops from hub to hub|a Redis that is emptied under load'
+
 /** They wait more than they work. */
 const filesAtOnce = 4
 
@@ -159,7 +165,9 @@ async function runTest(
   server: SharedServer,
 ): Promise<{ code: number | null; said: string }> {
   const { TEST_DATABASE_URL: _elsewhere, NODE_TEST_CONTEXT: _outer, ...env } = process.env
-  const child = spawn(process.execPath, ['--test-reporter=spec', file], {
+  // A test of old that fails may leave its hub running: the file ends with its last test all the same.
+  const flags = ['--test-force-exit', '--test-reporter=spec', `--test-skip-pattern=${unsteady}`]
+  const child = spawn(process.execPath, [...flags, file], {
     cwd: checkout,
     // Its databases are copies of this server's template, so its own migrations find newer ones applied.
     env: { ...env, MUSTER_TEST_SERVER: JSON.stringify(server) },
