@@ -44,6 +44,8 @@ export interface Pager {
    * more, though these are not as many as were asked for.
    */
   envelope(rows: readonly PageRow[], cut?: boolean): string
+  /** The same of items alone; `keysOf` tells the position of the n-th, and is asked for the last one of a page. */
+  envelopeOf(items: readonly string[], keysOf: (n: number) => Keys, cut?: boolean): string
 }
 
 export interface PageRow extends Record<string, unknown> {
@@ -84,16 +86,22 @@ export function pager(
       'the cursor is not one that this list with these filters returned; start again without it',
     )
   }
+  const envelopeOf: Pager['envelopeOf'] = (items, keysOf, cut = false) => {
+    const page = items.length > limit ? items.slice(0, limit) : items
+    const hasMore = (cut || items.length > limit) && page.length > 0
+    const cursor = hasMore ? `"${encode(keysOf(page.length - 1))}"` : 'null'
+    return `{"data":[${page.join(',')}],"pagination":{"hasMore":${hasMore},"cursor":${cursor}}}`
+  }
   return {
     limit,
     after: query.cursor === undefined ? undefined : decode(query.cursor),
-    envelope(rows, cut = false) {
-      const page = rows.length > limit ? rows.slice(0, limit) : rows
-      const last = cut || rows.length > limit ? page[page.length - 1] : undefined
-      const cursor = last ? `"${encode(last.keys)}"` : 'null'
-      const items = page.map((row) => row.item).join(',')
-      return `{"data":[${items}],"pagination":{"hasMore":${last !== undefined},"cursor":${cursor}}}`
-    },
+    envelope: (rows, cut) =>
+      envelopeOf(
+        rows.map(({ item }) => item),
+        (n) => rows[n]?.keys ?? [],
+        cut,
+      ),
+    envelopeOf,
   }
 }
 

@@ -91,7 +91,7 @@ for (const [name, filters] of Object.entries<DeviceFilters>({
   devicesOnlineWithTag: { status: 'online', tag: 'kiosk' },
   devicesWithTag: { tag: 'kiosk', orgId: newId() },
 })) {
-  const page = { limit: 50, after: undefined, envelope: () => '' }
+  const page = { limit: 50, after: undefined }
   const walk = walkedPage({ orgId: null, siteIds: null }, filters, page)
   statements[name] = walk?.text ?? ''
 }
@@ -175,7 +175,7 @@ test('a page of a device’s commands is found by the device, the first one and 
       },
     }
     const where = new Where().and('c.device_id = ?', newId()).and('d.org_id = ?', newId())
-    await newestFirst(note, commandSource, where, { limit: 50, after: last, envelope: () => '' })
+    await newestFirst(note, commandSource, where, { limit: 50, after: last })
     const scans = (await plan(name, sql)).filter(({ 'Index Cond': by, 'Relation Name': table }) => {
       return by !== undefined && table?.startsWith('commands')
     })

@@ -14,7 +14,7 @@ import { pageOf, pageQuery, pager } from '../page.ts'
 import { upgradePhases } from '../protocol.ts'
 import { idParams, invalid, route, type Call, type Context, type Route } from '../route.ts'
 import { pageOfIds, walkedPage, type DeviceFilters, type PageId } from './device_pages.ts'
-import { deviceItems, findDevice, type Item } from './device_row.ts'
+import { deviceItems, findDevice } from './device_row.ts'
 import { Name, nullable } from './shapes.ts'
 
 const text = nullable(Type.String())
@@ -115,9 +115,10 @@ async function listDevices(
   const page = pager(ctx.cursorKey, ['devices', filters, scope.orgId, scope.siteIds], query)
   const walk = walkedPage(scope, filters, page)
   if (walk) {
-    const rows = await ctx.commandDb.query<Item>(walk.text, walk.values)
-    if (walk.whole || rows.length > page.limit)
-      return page.envelope(rows.map(({ id, item }) => ({ item, keys: [id] })))
+    const rows = await ctx.commandDb.query<{ item: string }>(walk.text, walk.values)
+    const items = rows.map(({ item }) => item)
+    if (walk.whole || items.length > page.limit)
+      return page.envelopeOf(items, (n) => [(JSON.parse(items[n] ?? '') as { id: string }).id])
   }
   const search = pageOfIds(scope, filters, page)
   // Two statements: which devices is planned anew for its filters, what is shown of them is not.

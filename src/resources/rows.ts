@@ -22,7 +22,7 @@ export function newestFirst(
   db: Queryable,
   { columns, tables, id }: Source,
   where: Where,
-  page: Pager,
+  page: Pick<Pager, 'limit' | 'after'>,
 ): Promise<PageRow[]> {
   if (page.after) where.and(`${id} < ?::uuid`, page.after[0])
   const limit = where.value(page.limit + 1)
