@@ -192,7 +192,7 @@ export const limits = {
   claimGapMs: 50,
   /** After statements that PostgreSQL did not answer: those that were given up have run by then. */
   doubtMs: 20_000,
-  /** Until PostgreSQL is asked whether a command that was loaded as running still is; each time twice as long. */
+  /** Until PostgreSQL is asked whether a command that was loaded is still open; each time twice as long. */
   lookGapMs: 1_000,
   /** A refused agent is told to come back after up to this. */
   acceptRetrySecondsMax: 30,

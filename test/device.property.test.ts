@@ -59,6 +59,8 @@ class World {
   readonly unacked = new Map<string, ResultStatus>()
   readonly reported = new Set<string>()
   writes: Write[] = []
+  /** What PostgreSQL said of commands that were looked for, on its way to the actor. */
+  gone: string[] = []
   /** A statement that found its epoch to be the device's, and is not committed yet. */
   underWay: Write | undefined
   accepted = 0
@@ -135,6 +137,7 @@ class World {
   /** The shard thread dies: what it held and had not written is gone; the socket stays. */
   crash(): void {
     this.writes = []
+    this.gone = []
     if (this.underWay) this.underWay.orphaned = true
     this.told = this.told.filter(() => false)
     if (!this.connected) return
@@ -215,6 +218,11 @@ class World {
     else if (!write.orphaned) this.unacked.delete(write.id)
   }
 
+  tellGone(): void {
+    const id = this.gone.shift()
+    if (id !== undefined) this.run({ type: 'gone', id })
+  }
+
   tick(ms: number): void {
     this.nowMs += ms
     if (this.device) this.run({ type: 'tick' })
@@ -275,7 +283,7 @@ class World {
         return
       }
       case 'look':
-        if (this.rows.get(effect.id)?.ends === 1) this.run({ type: 'gone', id: effect.id })
+        if (this.rows.get(effect.id)?.ends === 1) this.gone.push(effect.id)
         return
       case 'close':
         this.close()
@@ -311,6 +319,7 @@ class World {
     for (let second = 0; second < this.rows.size + 35; second++) {
       this.claim()
       while (this.told.length > 0) this.tellNext(0)
+      while (this.gone.length > 0) this.tellGone()
       while (this.writes.length > 0 || this.underWay) this.commit()
       while (this.atFront.length > 0) this.frontWrites()
       this.beat('2')
@@ -358,6 +367,7 @@ const steps = fc.oneof(
   },
   { weight: 1, arbitrary: fc.record({ do: fc.constant('cancel' as const), index: fc.nat(10) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('begin' as const) }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant('gone' as const) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant('commit' as const) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('tick' as const), ms: fc.nat(50_000) }) },
 )
@@ -378,6 +388,7 @@ test('any interleaving keeps one end per command, FIFO, honest states, proved up
         else if (event.do === 'agent') world.agentSays(event.kind, event.index, event.status)
         else if (event.do === 'cancel') world.cancel(event.index)
         else if (event.do === 'begin') world.begin()
+        else if (event.do === 'gone') world.tellGone()
         else if (event.do === 'commit') world.commit()
         else world.tick(event.ms)
         const open = [...world.rows.values()].filter((row) => row.ends === 0).length

@@ -23,6 +23,7 @@ import {
 import { scriptsSql } from '../workers/script_frames.ts'
 import {
   checkSql,
+  openIdsSql,
   claimSql,
   commandsSql,
   loadSql,
@@ -40,6 +41,7 @@ const statements: Record<string, string> = {
   acceptSql,
   repeatsSql,
   checkSql,
+  openIdsSql,
   claimSql,
   loadSql,
   takeSql,

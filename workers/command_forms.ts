@@ -29,10 +29,7 @@ export function openCommand(
     concurrent: isConcurrent(stored.action),
     // Whoever waits on another hub, or since before a restart, reads the row itself.
     awaited: false,
-    loaded: {
-      lookMs: runs === null ? Infinity : nowMs - stalledMs + limits.lookGapMs,
-      gapMs: 2 * limits.lookGapMs,
-    },
+    loaded: { lookMs: nowMs - stalledMs + limits.lookGapMs, gapMs: 2 * limits.lookGapMs },
     // Its result may be waiting on the device since before we came back: let it arrive first.
     dueMs: (runs === null ? due : Math.max(due, nowMs + timeoutGraceMs)) - stalledMs,
     reported: false,

@@ -228,12 +228,14 @@ export function endedElsewhere(device: Device, id: string, nowMs: number): Effec
 }
 
 /**
- * Asks whether one that was loaded as the agent's is still open. It has ended where the end that an earlier connection
- * brought to another hub was being written while it was loaded. The agent was answered there and has no more to say.
+ * Asks whether one that was loaded is still open. It has ended where its end was being written while it was loaded: by
+ * what an earlier connection brought to another hub, whose agent was answered there and has no more to say, or by a
+ * halt of its roll-out.
  */
 export function look(command: OpenCommand, nowMs: number): Effect[] {
   const { loaded, stage, id } = command
-  if (loaded === undefined || (stage !== 'delivered' && stage !== 'running')) return []
+  // What is on its way to the agent is answered by it.
+  if (loaded === undefined || stage === 'sending' || stage === 'sent') return []
   if (nowMs < loaded.lookMs) return []
   command.loaded = { lookMs: nowMs + loaded.gapMs, gapMs: 2 * loaded.gapMs }
   return [{ type: 'look', id }]

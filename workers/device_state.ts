@@ -28,8 +28,8 @@ export interface OpenCommand extends CommandMessage {
   dueMs: number
   cancelRequested: boolean
   /**
-   * It came with the claim: whoever accepted it may be another hub. Of one that the agent has, the device's clock (ms)
-   * at which PostgreSQL is asked whether it is still open, and how much later the next time.
+   * It came with the claim: whoever accepted it may be another hub. The device's clock (ms) at which PostgreSQL is asked
+   * whether it is still open, and how much later the next time.
    */
   loaded?: { lookMs: number; gapMs: number }
   /** The agent sent a result that waits for its ack. */

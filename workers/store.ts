@@ -21,6 +21,7 @@ import {
   inventorySql,
   loadSql,
   offlineSql,
+  openIdsSql,
   phaseSql,
   renewSql,
   seenSql,
@@ -105,8 +106,6 @@ interface Loaded extends Record<string, unknown> {
 interface Check {
   deviceId: string
   id: string
-  /** The actor holds it: told when it is not open. Else told when it is. */
-  held: boolean
 }
 
 interface Inventory {
@@ -145,6 +144,9 @@ export class Store {
   private readonly inventories: Batcher<Inventory>
   private readonly strays: Batcher<Stray>
   private readonly checks: Batcher<Check>
+  private readonly looks: Batcher<Check>
+  /** Commands that are asked for: while PostgreSQL is away their actors ask again. */
+  private readonly lookIds = new Set<string>()
   private readonly alerts: Batcher<AlertWrite>
   private readonly phases: Batcher<Phase>
   private readonly renewals: Batcher<Renewal>
@@ -174,6 +176,7 @@ export class Store {
       bytesOf: (item) => item.json.length,
     })
     this.checks = this.lane('check', (items) => this.readChecks(items))
+    this.looks = this.lane('look', (items) => this.readLooks(items), limits.lookGapMs / 10)
     this.alerts = this.lane(
       'alert',
       (items) => writeAlerts(db, items, (count) => events.onAlertsRefused(count)),
@@ -219,12 +222,14 @@ export class Store {
 
   /** Asks whether a command is open that the actor does not hold. */
   check(deviceId: string, id: string): void {
-    this.checks.push({ deviceId, id, held: false })
+    this.checks.push({ deviceId, id })
   }
 
   /** Asks whether a command is still open that the actor holds; when refused here, it asks again. */
   look(deviceId: string, id: string): void {
-    this.checks.push({ deviceId, id, held: true })
+    if (this.lookIds.has(id)) return
+    this.lookIds.add(id)
+    if (!this.looks.push({ deviceId, id })) this.lookIds.delete(id)
   }
 
   /** Gives the agent of this connection a new token; when refused here, its next connection asks again. */
@@ -275,6 +280,7 @@ export class Store {
       this.inventories,
       this.strays,
       this.checks,
+      this.looks,
       this.alerts,
       this.phases,
       this.renewals,
@@ -402,11 +408,16 @@ export class Store {
     const rows = await this.db.query<{ deviceId: string; command: StoredCommand }>(checkSql, [
       plainArray(items.map((item) => item.id)),
     ])
-    const open = new Set(rows.map(({ command }) => command.id))
-    const unheld = new Set(items.flatMap(({ held, id }) => (held ? [] : id)))
-    this.events.onGone(items.filter(({ held, id }) => held && !open.has(id)))
-    // One that was held when it was asked for may have ended since: told of, it would begin again.
-    this.events.onChecked(rows.filter(({ command }) => unheld.has(command.id)))
+    this.events.onChecked(rows)
+  }
+
+  private async readLooks(items: Check[]): Promise<void> {
+    const rows = await this.db.query<{ id: string }>(openIdsSql, [
+      plainArray(items.map((item) => item.id)),
+    ])
+    for (const { id } of items) this.lookIds.delete(id)
+    const open = new Set(rows.map(({ id }) => id))
+    this.events.onGone(items.filter(({ id }) => !open.has(id)))
   }
 
   private forgetStrays(items: Stray[]): void {
