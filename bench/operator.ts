@@ -93,7 +93,10 @@ export async function decommission(
   })
 }
 
-/** Does a piece of work for each index below `count`, on as many connections as a hub takes easily. */
+/**
+ * Does a piece of work for each index below `count`, on as many connections as a hub takes easily. Where one fails no
+ * more are begun, and it throws once those under way have ended: what they bring is known by then.
+ */
 async function inParallel(
   origin: string,
   count: number,
@@ -104,9 +107,16 @@ async function inParallel(
     const connection = await HttpConnection.open(origin)
     try {
       while (next < count) await work(connection, next++)
+    } catch (error) {
+      next = count
+      throw error
     } finally {
       connection.close()
     }
   }
-  await Promise.all(Array.from({ length: Math.min(connectionsMax, count) }, serve))
+  const ended = await Promise.allSettled(
+    Array.from({ length: Math.min(connectionsMax, count) }, serve),
+  )
+  const failure = ended.find(({ status }) => status === 'rejected')
+  if (failure?.status === 'rejected') throw failure.reason
 }
