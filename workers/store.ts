@@ -176,7 +176,9 @@ export class Store {
       bytesOf: (item) => item.json.length,
     })
     this.checks = this.lane('check', (items) => this.readChecks(items))
-    this.looks = this.lane('look', (items) => this.readLooks(items), limits.lookGapMs / 10)
+    this.looks = this.lane('look', (items) => this.readLooks(items), limits.lookGapMs / 10, {
+      reject: ({ id }) => this.lookIds.delete(id),
+    })
     this.alerts = this.lane(
       'alert',
       (items) => writeAlerts(db, items, (count) => events.onAlertsRefused(count)),
