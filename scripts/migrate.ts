@@ -11,8 +11,8 @@ if (!connectionString) {
   stop('DATABASE_URL is not set; the embedded PostgreSQL is migrated by npm start', 78)
 }
 try {
-  const { applied } = await migrate({ connectionString, hubVersion, directory, log: console.log })
-  console.log(applied.length > 0 ? `Applied: ${applied.join(', ')}` : 'Nothing to migrate.')
+  const { applied } = await migrate({ connectionString, hubVersion, directory, log: say })
+  say(applied.length > 0 ? `Applied: ${applied.join(', ')}` : 'Nothing to migrate.')
 } catch (error) {
   const exitCode = error instanceof Error && 'exitCode' in error ? Number(error.exitCode) : 1
   stop(error instanceof Error ? error.message : String(error), exitCode)
@@ -21,4 +21,8 @@ try {
 function stop(message: string, exitCode: number): never {
   process.stderr.write(`${withoutPasswords(message)}\n`)
   process.exit(exitCode)
+}
+
+function say(line: string): void {
+  process.stdout.write(`${line}\n`)
 }

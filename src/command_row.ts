@@ -6,6 +6,10 @@
  */
 export const isOpenSql = `coalesce(c.completed_at, 'infinity') = 'infinity'`
 
+/** Of these commands, the ids of those that are open. $1 ids */
+export const openIdsSql = `
+select c.id from commands c where c.id = any($1::uuid[]) and ${isOpenSql}`
+
 /** Columns of a `Command` but `blockedBy`; the row is `c`. */
 export const commandColumns = `c.id, c.device_id as "deviceId", c.action, c.payload, c.status, c.result,
   c.late_result as "lateResult", iso(c.created_at) as "createdAt", iso(c.sent_at) as "sentAt",

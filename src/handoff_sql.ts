@@ -2,7 +2,6 @@
 // how that hub takes it. Whoever adds such a row has the device's presence locked, so that nobody claims the
 // device before the commit: who claims it later sees what was changed. What a hub does with its rows stands in
 // `handoffs.ts`.
-import { isOpenSql } from './command_row.ts'
 import { plainArray, type Queryable } from './db.ts'
 
 /** SQL: the other hub that holds a device now, or null. `p` is its presence, `own` this hub's id. */
@@ -105,7 +104,3 @@ order by h.id`
 
 /** What was told is done with. $1 this hub, $2 ids of rows */
 export const takenSql = `delete from handoffs where node_id = $1 and id = any($2::bigint[])`
-
-/** $1 ids of commands */
-export const endsSql = `
-select c.id from commands c where c.id = any($1::uuid[]) and not ${isOpenSql}`

@@ -4,8 +4,9 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LRUCache } from 'lru-cache'
 import { everyHub, uuidsIn, type Bus } from './bus.ts'
+import { openIdsSql } from './command_row.ts'
 import { plainArray, type Database } from './db.ts'
-import { endsSql, takenSql, takeSql } from './handoff_sql.ts'
+import { takenSql, takeSql } from './handoff_sql.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
@@ -192,6 +193,7 @@ export class Handoffs {
         awaited: false,
         executionId,
       },
+      cancelRequested: row.cancelRequested,
     })
     if (row.cancelRequested) void this.cancel(deviceId, id, row.origin)
   }
@@ -236,8 +238,9 @@ export class Handoffs {
     const ids = awaited()
     if (ids.length === 0) return
     try {
-      const rows = await db.query<{ id: string }>(endsSql, [ids])
-      if (rows.length > 0) shards.ended(rows.map((row) => row.id))
+      const open = new Set((await db.query<{ id: string }>(openIdsSql, [ids])).map(({ id }) => id))
+      const ended = ids.filter((id) => !open.has(id))
+      if (ended.length > 0) shards.ended(ended)
     } catch (error) {
       log.debug({ err: error }, 'ends that requests wait for can not be read')
     }

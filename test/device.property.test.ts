@@ -61,9 +61,15 @@ class World {
   writes: Write[] = []
   /** What PostgreSQL said of commands that were looked for, on its way to the actor. */
   gone: string[] = []
+  /** Commands that are asked for: by whom, what was read of each, once it was, and whether more has happened since. */
+  checks = new Map<string, { asker: Device; open?: boolean; wish?: boolean; stale: boolean }>()
+  /** Cancelled while they waited: PostgreSQL ended them, and nobody may send them. */
+  readonly refused = new Set<string>()
   /** A statement that found its epoch to be the device's, and is not committed yet. */
   underWay: Write | undefined
   accepted = 0
+  /** What is being cancelled. */
+  cancelled = ''
 
   /** What heartbeats of the present connection named. */
   heard = new Set<string>()
@@ -138,6 +144,7 @@ class World {
   crash(): void {
     this.writes = []
     this.gone = []
+    this.checks.clear()
     if (this.underWay) this.underWay.orphaned = true
     this.told = this.told.filter(() => false)
     if (!this.connected) return
@@ -189,7 +196,39 @@ class World {
     const row = this.rows.get(id)
     if (row === undefined || row.ends > 0) return
     row.cancelRequested = true
+    // Commands and cancels are told in the order in which they were asked for.
+    const told = this.told.indexOf(id)
+    if (told !== -1) this.tellNext(told)
+    this.cancelled = id
     if (this.device) this.run({ type: 'cancel', id, ask: 1 })
+    else this.cancelPending(id)
+  }
+
+  /** No actor holds it: the hub ends it where it waits. */
+  cancelPending(id: string): void {
+    const row = this.rows.get(id)
+    if (row?.status !== 'pending' || row.ends > 0) return
+    row.ends++
+    row.status = 'cancelled'
+    this.refused.add(id)
+  }
+
+  /** The store's check of a command: it reads, and then tells what it read, unless that is out of date. */
+  check(): void {
+    const [id, check] = [...this.checks][0] ?? []
+    if (id === undefined || check === undefined) return
+    const row = this.rows.get(id)
+    assert.ok(row)
+    if (check.open === undefined) {
+      check.open = row.ends === 0
+      check.wish = row.cancelRequested
+      return
+    }
+    this.checks.delete(id)
+    const { asker, stale, open, wish } = check
+    if (stale) this.checks.set(id, { asker, stale: false })
+    else if (open && asker === this.device)
+      this.run({ type: 'checked', command: row.command, cancelRequested: wish === true })
   }
 
   /** The next statement begins, and sees which connection is the device's. */
@@ -213,9 +252,15 @@ class World {
       if (write.end !== null) row.ends++
     }
     if (write.end === null) return
+    this.outdate(write.id)
     if (this.device?.epoch === write.epoch) this.run({ type: 'committed', id: write.id })
     // The actor of the earlier connection, on another hub, does not know of this one, and acknowledges.
     else if (!write.orphaned) this.unacked.delete(write.id)
+  }
+
+  outdate(id: string): void {
+    const check = this.checks.get(id)
+    if (check) check.stale = true
   }
 
   tellGone(): void {
@@ -277,11 +322,16 @@ class World {
         )
         this.unacked.delete(effect.frame.id)
         return
-      case 'check': {
-        const row = this.rows.get(effect.id)
-        if (row?.ends === 0) this.run({ type: 'checked', command: row.command })
+      case 'check':
+        this.checks.set(effect.id, {
+          ...this.checks.get(effect.id),
+          asker: device,
+          stale: this.checks.has(effect.id),
+        })
         return
-      }
+      case 'answer':
+        if (effect.value === 'unknown') this.cancelPending(this.cancelled)
+        return
       case 'look':
         if (this.rows.get(effect.id)?.ends === 1) this.gone.push(effect.id)
         return
@@ -299,6 +349,7 @@ class World {
   /** FIFO: every earlier command that is not concurrent has its end in PostgreSQL. */
   mayBeSent(command: OpenCommand): void {
     assert.ok(this.claiming === null, 'sent before the claim was committed')
+    assert.ok(!this.refused.has(command.id), `${command.id} was sent after it was cancelled`)
     assert.ok(this.nowMs < command.dueMs, `${command.id} was sent after it had expired`)
     if (command.concurrent) return
     // Also of one that was accepted later and told earlier.
@@ -308,7 +359,9 @@ class World {
       assert.ok(!outstanding.has(stage), `${command.id} was sent while ${id} is ${stage}`)
     }
     for (const [id, row] of this.rows) {
-      if (id >= command.id || row.command.concurrent || this.told.includes(id)) continue
+      if (id >= command.id || row.command.concurrent) continue
+      // Nobody has told the actor of it yet.
+      if (this.told.includes(id) || this.checks.has(id)) continue
       assert.equal(row.ends, 1, `${command.id} was sent while ${id} is open`)
     }
   }
@@ -320,6 +373,7 @@ class World {
       this.claim()
       while (this.told.length > 0) this.tellNext(0)
       while (this.gone.length > 0) this.tellGone()
+      while (this.checks.size > 0) this.check()
       while (this.writes.length > 0 || this.underWay) this.commit()
       while (this.atFront.length > 0) this.frontWrites()
       this.beat('2')
@@ -368,6 +422,7 @@ const steps = fc.oneof(
   { weight: 1, arbitrary: fc.record({ do: fc.constant('cancel' as const), index: fc.nat(10) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('begin' as const) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('gone' as const) }) },
+  { weight: 4, arbitrary: fc.record({ do: fc.constant('check' as const) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant('commit' as const) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('tick' as const), ms: fc.nat(50_000) }) },
 )
@@ -389,6 +444,7 @@ test('any interleaving keeps one end per command, FIFO, honest states, proved up
         else if (event.do === 'cancel') world.cancel(event.index)
         else if (event.do === 'begin') world.begin()
         else if (event.do === 'gone') world.tellGone()
+        else if (event.do === 'check') world.check()
         else if (event.do === 'commit') world.commit()
         else world.tick(event.ms)
         const open = [...world.rows.values()].filter((row) => row.ends === 0).length

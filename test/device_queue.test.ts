@@ -119,6 +119,34 @@ test('what was loaded is looked for, ever less often, and let go of when it has 
   assert.deepEqual(effects(device, { type: 'committed', id: '2' }), ['ack'])
 })
 
+test('what PostgreSQL holds open with the wish to cancel it is never sent', () => {
+  const device = claimed()
+  const found = command('1', { createdMs: 0 })
+  assert.deepEqual(effects(device, { type: 'command', command: found }), ['check'])
+  // Nobody knows it here: PostgreSQL is asked again, since the answer may be older than the wish.
+  assert.deepEqual(effects(device, { type: 'cancel', id: '1', ask: 1 }), ['answer', 'check'])
+  assert.deepEqual(effects(device, { type: 'checked', command: found, cancelRequested: true }), [
+    'end 1 cancelled',
+  ])
+  assert.deepEqual(effects(device, { type: 'committed', id: '1' }), [])
+  assert.equal(device.commands, null)
+})
+
+test('a command that ended elsewhere while its frame was in the making is not wanted any more', () => {
+  const device = claimed()
+  const upgrade = command('1', { action: 'upgrade_agent', payload: '{"version":"2"}' })
+  assert.deepEqual(effects(device, { type: 'command', command: upgrade }), ['send 1'])
+  const [held] = device.commands ?? []
+  assert.deepEqual(effects(device, { type: 'ended', id: '1' }), ['cancel'])
+  assert.equal(held?.stage, 'ending')
+  const beat = said({ type: 'heartbeat', agentVersion: '2' })
+  assert.deepEqual(
+    effects(device, beat),
+    ['seen'],
+    'the version is written with the next heartbeat',
+  )
+})
+
 test('while a claim is under way an agent is held to a number of frames and of bytes', () => {
   const device = openDevice(socket, startMs, startMs + 60_000)
   const say = (bytes: number) => effects(device, said({ type: 'heartbeat' }, bytes))

@@ -7,11 +7,12 @@ import { after, before, describe, test } from 'node:test'
 import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
 import { acceptSql, repeatsSql } from '../src/commands.ts'
 import { openDatabase, Where, type Database, type Queryable } from '../src/db.ts'
+import { openIdsSql } from '../src/command_row.ts'
 import { newId } from '../src/ids.ts'
 import { commandSource } from '../src/resources/commands.ts'
 import { walkedPage, type DeviceFilters } from '../src/resources/device_pages.ts'
 import { newestFirst } from '../src/resources/rows.ts'
-import { endsSql, handOverSql, takenSql, takeSql } from '../src/handoff_sql.ts'
+import { handOverSql, takenSql, takeSql } from '../src/handoff_sql.ts'
 import { acceptBatchSql } from '../workers/execution_statements.ts'
 import {
   addBatchSql,
@@ -23,7 +24,6 @@ import {
 import { scriptsSql } from '../workers/script_frames.ts'
 import {
   checkSql,
-  openIdsSql,
   claimSql,
   commandsSql,
   loadSql,
@@ -46,7 +46,6 @@ const statements: Record<string, string> = {
   loadSql,
   takeSql,
   takenSql,
-  endsSql,
   handOverSql,
   commandsSql,
   plainCommandsSql,

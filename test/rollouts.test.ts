@@ -110,15 +110,6 @@ const becomes = (id: string, what: string, is: (rollout: Rollout) => boolean) =>
     `the roll-out to be ${what}`,
     async () => {
       const rollout = await read(id)
-      console.log(
-        JSON.stringify(rollout.counts),
-        JSON.stringify(await members(id)),
-        JSON.stringify(
-          await db().query(
-            `select c.id, c.status, c.result->>'error' as e, sent_at, delivered_at,completed_at, cancel_requested_at from commands c where action='upgrade_agent' order by id desc limit 4`,
-          ),
-        ),
-      )
       return is(rollout) && rollout
     },
     30_000,

@@ -5,6 +5,7 @@ import { closeCodes, type AgentFrame, type HeartbeatFrame } from '../src/protoco
 import {
   accept,
   cancel,
+  checked,
   committed,
   delivered,
   endedElsewhere,
@@ -51,9 +52,9 @@ export function step(
     case 'unsendable':
       return unsendable(device, message.id, message.error)
     case 'command':
-      return accept(device, message.command, nowMs, false)
+      return accept(device, message.command, nowMs)
     case 'checked':
-      return accept(device, message.command, nowMs, true)
+      return checked(device, message.command, message.cancelRequested, nowMs)
     case 'gone':
       return gone(device, message.id, nowMs)
     case 'cancel':

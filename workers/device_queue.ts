@@ -17,21 +17,36 @@ import {
 } from './device_state.ts'
 
 /** Accepted and committed; told after the commit, so the loaded queue may hold it already. */
-export function accept(
+export function accept(device: Device, message: CommandMessage, nowMs: number): Effect[] {
+  if (find(device, message.id) !== undefined) return []
+  // Committed around the claim, told after it: it may have been loaded, carried out and ended since.
+  if (message.createdMs <= device.claimedMs) return [{ type: 'check', id: message.id }]
+  return take(device, message, nowMs, false)
+}
+
+/** PostgreSQL holds it open, and perhaps the wish to cancel it. */
+export function checked(
+  device: Device,
+  message: CommandMessage,
+  cancelRequested: boolean,
+  nowMs: number,
+): Effect[] {
+  if (find(device, message.id) !== undefined) return []
+  return take(device, message, nowMs, cancelRequested)
+}
+
+function take(
   device: Device,
   message: CommandMessage,
   nowMs: number,
-  checked: boolean,
+  cancelRequested: boolean,
 ): Effect[] {
-  if (find(device, message.id) !== undefined) return []
-  // Committed around the claim, told after it: it may have been loaded, carried out and ended since.
-  if (!checked && message.createdMs <= device.claimedMs) return [{ type: 'check', id: message.id }]
   const command: OpenCommand = {
     ...message,
     stage: 'pending',
     attempts: 0,
     dueMs: nowMs + (message.expiresMs - message.createdMs),
-    cancelRequested: false,
+    cancelRequested,
     reported: false,
     late: null,
   }
@@ -189,7 +204,13 @@ function endOf(status: ResultFrame['status'], exitCode: number | null | undefine
 
 export function cancel(device: Device, id: string, ask: number): Effect[] {
   const command = find(device, id)
-  if (command === undefined) return [{ type: 'answer', ask, value: 'unknown' }]
+  if (command === undefined) {
+    // PostgreSQL ends it where it waits. An answer that is under way may be older than the wish, and is asked for anew.
+    return [
+      { type: 'answer', ask, value: 'unknown' },
+      { type: 'check', id },
+    ]
+  }
   // The row may still say that it waits, for as long as PostgreSQL takes no writes.
   if (command.stage === 'ending') return [{ type: 'answer', ask, value: 'ending' }]
   command.cancelRequested = true
@@ -220,6 +241,10 @@ export function endedElsewhere(device: Device, id: string, nowMs: number): Effec
   if (command === undefined) return []
   const stop = command.stage !== 'pending' && command.stage !== 'ending'
   const late = command.late
+  // Its frame may still be in the making.
+  command.stage = 'ending'
+  // Whatever came of it, another version may run now than the one that is shown.
+  if (command.action === 'upgrade_agent') device.versionDue = true
   remove(device, id)
   const effects = next(device, nowMs)
   if (stop) effects.unshift({ type: 'cancel', id })

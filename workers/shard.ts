@@ -99,8 +99,11 @@ const store = new Store(db, data.nodeId, {
     flush()
   },
   onChecked: (checked) => {
-    for (const { deviceId, command } of checked) {
-      tell(byId.get(deviceId), { type: 'checked', command: openCommand(command, times()) })
+    for (const { asker, command } of checked) {
+      const open = openCommand(command, times())
+      const { cancelRequested } = open
+      const asks = byId.get(asker.id) === asker
+      if (asks) run(asker, { type: 'checked', command: open, cancelRequested })
     }
     flush()
   },
@@ -217,15 +220,19 @@ function onMessage(message: ShardMessage): void {
     case 'command':
       return tell(byId.get(message.deviceId), { type: 'command', command: message.command })
     case 'handed':
-      return tell(byId.get(message.deviceId), { type: 'checked', command: message.command })
+      return tell(byId.get(message.deviceId), {
+        type: 'checked',
+        command: message.command,
+        cancelRequested: message.cancelRequested,
+      })
     case 'check':
-      if (byId.has(message.deviceId)) store.check(message.deviceId, message.id)
-      return
+      return onCheck(byId.get(message.deviceId), message.id)
     case 'superseded':
       return onSuperseded(byId.get(message.deviceId), message.epoch)
     case 'cancel':
       return onCancel(message)
     case 'ended':
+      store.outdate(message.id)
       return tell(byId.get(message.deviceId), { type: 'ended', id: message.id })
     case 'decommissioned':
       return closeDevice(byId.get(message.deviceId), closeCodes.decommissioned, 'decommissioned')
@@ -291,6 +298,10 @@ function onClosed(conn: number): void {
 function onSuperseded(device: Device | undefined, epoch: number): void {
   // One that is being claimed is newer than what was told.
   if (device && device.epoch !== 0 && device.epoch < epoch) supersede(device, device.epoch)
+}
+
+function onCheck(device: Device | undefined, id: string): void {
+  if (device) store.check(device, id)
 }
 
 function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
@@ -426,7 +437,7 @@ function apply(device: Device, effect: Effect): void {
     case 'stray':
       return onStray(device, effect)
     case 'check':
-      return store.check(device.id, effect.id)
+      return store.check(device, effect.id)
     case 'look':
       return store.look(device.id, effect.id)
     case 'inventory':
@@ -544,6 +555,7 @@ function onCommands(outcomes: CommandOutcome[]): void {
       // Ended behind this actor's back: it must not wait for it.
       if (!applied) tell(same, { type: 'ended', id: write.id })
     } else {
+      store.outdate(write.id)
       if (applied) {
         ended.push(write.id)
         const ageMs = Date.now() - write.createdMs

@@ -24,10 +24,6 @@ export const checkSql = `
 select o.device_id as "deviceId", ${storedCommand} as command
 from (select * from commands c where c.id = any($1::uuid[]) and ${isOpenSql}) o`
 
-/** Of these commands, the ids of those that are open. $1 ids */
-export const openIdsSql = `
-select c.id from commands c where c.id = any($1::uuid[]) and ${isOpenSql}`
-
 /**
  * A connection becomes the device's own: epoch up, node and status set, in id order against deadlocks. Another
  * hub that held it is to look, and is returned as `from`.

@@ -2,6 +2,7 @@
 // PostgreSQL in batches, each row checked against its connection's epoch. Decides nothing about devices.
 import { hash, randomBytes } from 'node:crypto'
 import { Batcher } from '../src/batch.ts'
+import { openIdsSql } from '../src/command_row.ts'
 import { plainArray, textArray, type Database } from '../src/db.ts'
 import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
@@ -15,13 +16,13 @@ import type {
 import { jsonOf } from './frames.ts'
 import { writeAlerts, type AlertWrite } from './alert_writes.ts'
 import { CommandWrites, type CommandOutcome } from './command_writes.ts'
+import type { Device } from './device_state.ts'
 import {
   checkSql,
   claimSql,
   inventorySql,
   loadSql,
   offlineSql,
-  openIdsSql,
   phaseSql,
   renewSql,
   seenSql,
@@ -81,8 +82,8 @@ export interface StoreEvents {
   /** Other hubs that held devices which were claimed. */
   onClaimedFrom(nodes: string[]): void
   onCommands(outcomes: CommandOutcome[]): void
-  /** Of the commands asked for, those that are open. */
-  onChecked(checked: { deviceId: string; command: StoredCommand }[]): void
+  /** Of the commands asked for, those that are open, for the actors that asked. */
+  onChecked(checked: { asker: Device; command: StoredCommand }[]): void
   /** Of the commands looked for, those that are open no more. */
   onGone(gone: { deviceId: string; id: string }[]): void
   /** Results of ids that were not open: they are dealt with and may be acked. */
@@ -103,9 +104,18 @@ interface Loaded extends Record<string, unknown> {
   terminals: SessionElsewhere[] | null
 }
 
-interface Check {
+interface Look {
   deviceId: string
+  /** The command. */
   id: string
+}
+
+/** A check that is under way. */
+interface Check {
+  /** The last actor that asked: one of another connection has loaded what is open itself. */
+  asker: Device
+  /** What is read may be older than what became of the command since. */
+  stale: boolean
 }
 
 interface Inventory {
@@ -143,8 +153,10 @@ export class Store {
   private readonly sightings: Batcher<Seen>
   private readonly inventories: Batcher<Inventory>
   private readonly strays: Batcher<Stray>
-  private readonly checks: Batcher<Check>
-  private readonly looks: Batcher<Check>
+  /** Ids of commands. */
+  private readonly checks: Batcher<string>
+  private readonly checking = new Map<string, Check>()
+  private readonly looks: Batcher<Look>
   /** Commands that are asked for: while PostgreSQL is away their actors ask again. */
   private readonly lookIds = new Set<string>()
   private readonly alerts: Batcher<AlertWrite>
@@ -175,7 +187,9 @@ export class Store {
     this.inventories = this.lane('inventory', (items) => this.writeInventories(items), 100, {
       bytesOf: (item) => item.json.length,
     })
-    this.checks = this.lane('check', (items) => this.readChecks(items))
+    this.checks = this.lane('check', (items) => this.readChecks(items), 0, {
+      reject: (id) => this.checking.delete(id),
+    })
     this.looks = this.lane('look', (items) => this.readLooks(items), limits.lookGapMs / 10, {
       reject: ({ id }) => this.lookIds.delete(id),
     })
@@ -222,9 +236,17 @@ export class Store {
     if (full || !this.alerts.push(write)) this.events.onAlertsRefused(1)
   }
 
-  /** Asks whether a command is open that the actor does not hold. */
-  check(deviceId: string, id: string): void {
-    this.checks.push({ deviceId, id })
+  /** Asks whether a command is open that the actor does not hold, and once more where that is being asked already. */
+  check(asker: Device, id: string): void {
+    const stale = this.checking.has(id)
+    this.checking.set(id, { asker, stale })
+    if (!stale && !this.checks.push(id)) this.checking.delete(id)
+  }
+
+  /** Something became of this command: a check that is under way does not count, and is asked anew. */
+  outdate(id: string): void {
+    const check = this.checking.get(id)
+    if (check) check.stale = true
   }
 
   /** Asks whether a command is still open that the actor holds; when refused here, it asks again. */
@@ -406,14 +428,25 @@ export class Store {
     ])
   }
 
-  private async readChecks(items: Check[]): Promise<void> {
+  private async readChecks(ids: string[]): Promise<void> {
     const rows = await this.db.query<{ deviceId: string; command: StoredCommand }>(checkSql, [
-      plainArray(items.map((item) => item.id)),
+      plainArray(ids),
     ])
-    this.events.onChecked(rows)
+    const byId = new Map(rows.map((row) => [row.command.id, row]))
+    const checked: { asker: Device; command: StoredCommand }[] = []
+    for (const id of ids) {
+      const check = this.checking.get(id)
+      this.checking.delete(id)
+      if (check === undefined) continue
+      const { asker, stale } = check
+      const row = byId.get(id)
+      if (stale) this.check(asker, id)
+      else if (row?.deviceId === asker.id) checked.push({ asker, command: row.command })
+    }
+    this.events.onChecked(checked)
   }
 
-  private async readLooks(items: Check[]): Promise<void> {
+  private async readLooks(items: Look[]): Promise<void> {
     const rows = await this.db.query<{ id: string }>(openIdsSql, [
       plainArray(items.map((item) => item.id)),
     ])
