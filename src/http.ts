@@ -20,7 +20,6 @@ import { limits } from './limits.ts'
 import {
   invalid,
   nothingSent,
-  parameterNames,
   type Context,
   type Reply,
   type ReplyStream,
@@ -131,7 +130,7 @@ class Exchange {
     this.contentType = req.getHeader('content-type')
     this.contentEncoding = route.body ? req.getHeader('content-encoding') : ''
     this.queryText = req.getQuery() ?? ''
-    for (const [index, name] of parameterNames(route.path).entries()) {
+    for (const [index, name] of route.parameters.entries()) {
       this.params[name] = req.getParameter(index) ?? ''
     }
     if (route.headers.length > 0) {
@@ -402,6 +401,7 @@ const notFound: Route = {
   ...nothing,
   method: 'GET',
   path: '/*',
+  parameters: [],
   at: 'origin',
   name: 'notFound',
   tag: 'none',

@@ -15,16 +15,13 @@ export function sendReply(
   res.cork(() => {
     res.writeStatus(statusLines[reply.status] ?? String(reply.status))
     res.writeHeader('X-Request-Id', requestId)
-    for (const name in securityHeaders) {
-      if (!reply.headers || !(name in reply.headers)) {
-        res.writeHeader(name, securityHeaders[name] as string)
-      }
-    }
+    writeHeaders(res, securityHeaders, reply.headers)
     const type = reply.text?.type ?? reply.stream?.type ?? reply.bytes?.type
     if (type !== undefined) res.writeHeader('Content-Type', type)
     else if (content !== '') res.writeHeader('Content-Type', 'application/json; charset=utf-8')
-    // Merged: of two rates that speak, the refusing one alone is told.
-    writeHeaders(res, { ...moreHeaders, ...reply.headers })
+    // Of two rates that speak, the refusing one alone is told.
+    writeHeaders(res, moreHeaders, reply.headers)
+    if (reply.headers) writeHeaders(res, reply.headers)
     // Its length would be that of the body which is not sent.
     if (reply.status === 304) res.endWithoutBody()
     else if (reply.stream) {
@@ -56,7 +53,9 @@ export function beginReply(
   res.cork(() => {
     res.writeStatus(statusLines[reply.status] ?? String(reply.status))
     res.writeHeader('X-Request-Id', requestId)
-    writeHeaders(res, { ...securityHeaders, ...moreHeaders, ...reply.headers })
+    writeHeaders(res, securityHeaders, reply.headers)
+    writeHeaders(res, moreHeaders, reply.headers)
+    if (reply.headers) writeHeaders(res, reply.headers)
   })
 }
 
@@ -79,8 +78,15 @@ function challenge(code: string): string {
   return invalidToken ? 'Bearer realm="muster", error="invalid_token"' : 'Bearer realm="muster"'
 }
 
-function writeHeaders(res: HttpResponse, headers: Record<string, string>): void {
-  for (const name in headers) res.writeHeader(name, headers[name] as string)
+/** Writes headers, but for those that `own` has too. */
+function writeHeaders(
+  res: HttpResponse,
+  headers: Record<string, string>,
+  own?: Record<string, string>,
+): void {
+  for (const name in headers) {
+    if (own === undefined || !(name in own)) res.writeHeader(name, headers[name] as string)
+  }
 }
 
 const securityHeaders: Record<string, string> = {

@@ -4,7 +4,7 @@ import type { TSchema } from 'typebox'
 import { operations, roles } from './auth.ts'
 import { limits } from './limits.ts'
 import { errorReference, rateHeaderReferences } from './openapi_errors.ts'
-import { parameterNames, type Route } from './route.ts'
+import type { Route } from './route.ts'
 
 type Json = Record<string, unknown>
 
@@ -142,7 +142,7 @@ function template(path: string): string {
 }
 
 function pathParameters(route: Route): Json[] {
-  return parameterNames(route.path).map((name) => ({
+  return route.parameters.map((name) => ({
     name,
     in: 'path',
     required: true,

@@ -67,7 +67,7 @@ export function pager(
   const limit = query.limit ?? limits.pageSizeDefault
   const bound = JSON.stringify(binding, sortedMembers)
   const sign = (keys: string) =>
-    createHmac('sha256', secret).update(keys).update('\n').update(bound).digest().subarray(0, 16)
+    createHmac('sha256', secret).update(`${keys}\n${bound}`).digest().subarray(0, 16)
   const encode = (keys: Keys) => {
     const text = JSON.stringify(keys)
     return Buffer.concat([sign(text), Buffer.from(text)]).toString('base64url')

@@ -134,6 +134,8 @@ export interface ReplyStream {
 export interface Route {
   method: Method
   path: string
+  /** The parameters in the path, as uWebSockets.js numbers them. */
+  parameters: readonly string[]
   at: 'base' | 'origin'
   name: string
   tag: string
@@ -201,6 +203,7 @@ export function route<
     probe: false,
     headers: [],
     ...rest,
+    parameters: Array.from(rest.path.matchAll(/:(\w+)/g), (match) => match[1] ?? ''),
     params: params && checker(params, ''),
     query: query || rest.at !== 'origin' ? checker(query ?? none, 'query', true) : undefined,
     body: body && checker(body, ''),
@@ -216,11 +219,6 @@ export const idParams = Type.Object({ id: Type.String({ format: 'uuid' }) })
 
 /** The body of a request that carries nothing. */
 export const nothingSent = checker(none, '')
-
-// Path of a route parameter → the names in it, as uWebSockets.js numbers them.
-export function parameterNames(path: string): string[] {
-  return [...path.matchAll(/:(\w+)/g)].map((match) => match[1] ?? '')
-}
 
 /**
  * Checks by a schema. Unknown members are refused by name. `textual` reads numbers and booleans from

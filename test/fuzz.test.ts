@@ -8,7 +8,7 @@ import { roles } from '../src/auth.ts'
 import { statusOf } from '../src/errors.ts'
 import { newId } from '../src/ids.ts'
 import { routes } from '../src/resources/index.ts'
-import { parameterNames, type Route } from '../src/route.ts'
+import type { Route } from '../src/route.ts'
 import { fitting, garbage, nearly, oddTexts, type Known, type Schema } from './support/arbitrary.ts'
 import { enrollmentSecret, startHub, type TestHub } from './support/hub.ts'
 import { signInAgain, type Person } from './support/people.ts'
@@ -105,7 +105,7 @@ function knownOf(reach: 'everyone' | 'own'): Known {
 
 function fuzzed(route: Route, known: Known): fc.Arbitrary<Fuzzed> {
   return fc.record({
-    params: fc.tuple(...parameterNames(route.path).map((name) => aParam(route, known, name))),
+    params: fc.tuple(...route.parameters.map((name) => aParam(route, known, name))),
     query: aQuery(route, known),
     headers: someHeaders(route),
     body: route.method === 'GET' ? fc.constant(undefined) : aBody(route, known),
@@ -210,7 +210,7 @@ function someHeaders(route: Route): fc.Arbitrary<Record<string, string>> {
 
 function written(route: Route, { params, query, headers, body }: Fuzzed): WireRequest {
   let path = route.at === 'base' ? `/api/v1${route.path}` : route.path
-  for (const [index, name] of parameterNames(route.path).entries()) {
+  for (const [index, name] of route.parameters.entries()) {
     path = path.replace(`:${name}`, () => encodeURIComponent((params[index] ?? '').toWellFormed()))
   }
   if (query.length > 0) path += `?${new URLSearchParams(query).toString()}`

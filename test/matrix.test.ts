@@ -6,7 +6,7 @@ import { SignJWT } from 'jose'
 import { roles, type Role } from '../src/auth.ts'
 import { newId } from '../src/ids.ts'
 import { routes } from '../src/resources/index.ts'
-import { parameterNames, type Route } from '../src/route.ts'
+import type { Route } from '../src/route.ts'
 import { removeFolder } from './support/folders.ts'
 import { startHub, type TestHub } from './support/hub.ts'
 import { makeOrganization, signedIn, signInAgain, type Person } from './support/people.ts'
@@ -45,7 +45,7 @@ after(async () => {
 /** Where `route` finds what it is asked about: in the path things of `of`, else things of `names`. */
 function asked(route: Route, row: Row, of: Plant, names = of) {
   let path = route.at === 'base' ? `/api/v1${route.path}` : route.path
-  for (const [index, name] of parameterNames(route.path).entries()) {
+  for (const [index, name] of route.parameters.entries()) {
     path = path.replace(`:${name}`, of[row.ids?.[index] ?? 'siteId'])
   }
   const { body, query } = row.named?.(names) ?? {}
