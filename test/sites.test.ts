@@ -193,6 +193,8 @@ test('an enrollment key is shown once and stored hashed', async () => {
   assert.equal(Date.parse(shown.expiresAt) - Date.parse(shown.createdAt), 3_600_000)
   const list = await call(hub, 'GET', keysOf(siteId), { token: admin.token })
   assert.deepEqual(list.body.data, [shown])
+  const one = await call(hub, 'GET', `${keysOf(siteId)}/${shown.id}`, { token: admin.token })
+  assert.deepEqual(one.body, shown)
   const [row] = await hub.hub.ctx.db.query<{ hash: Buffer; row: string }>(
     'select key_hash as hash, k::text as row from enrollment_keys k where id = $1',
     [shown.id],

@@ -67,6 +67,20 @@ export const enrollmentKeyRoutes: Route[] = [
     handle: list,
   }),
   route({
+    method: 'GET',
+    path: '/sites/:id/enrollment-keys/:keyId',
+    name: 'getEnrollmentKey',
+    tag: 'sites',
+    summary: 'Read a key, without its secret.',
+    may: 'enrollment_keys.write',
+    params: keyParams,
+    responses: { 200: EnrollmentKey },
+    handle: async (ctx, { actor, params }) => ({
+      status: 200,
+      json: await getKey(ctx.db, actor, params.id, params.keyId),
+    }),
+  }),
+  route({
     method: 'DELETE',
     path: '/sites/:id/enrollment-keys/:keyId',
     name: 'revokeEnrollmentKey',

@@ -127,6 +127,7 @@ export const table: Record<string, Row> = {
   },
   createEnrollmentKey: { may: 'admins', ok: '201', ids: ['siteId'] },
   listEnrollmentKeys: { may: 'admins', ok: '200', ids: ['siteId'] },
+  getEnrollmentKey: { may: 'admins', ok: '200', ids: ['siteId', 'key'] },
   revokeEnrollmentKey: { may: 'admins', ok: '200', ids: ['siteId', 'key'] },
 
   listUsers: {
