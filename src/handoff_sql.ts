@@ -83,17 +83,11 @@ export const takeSql = `
 with h as materialized (
   select id, device_id, command_id, origin from handoffs where node_id = $1 order by id limit $2
 ), c as materialized (
-  select id, device_id, completed_at is not null as ended, cancel_requested_at, action,
-    payload::text as payload, timeout_seconds, created_at, expires_at, execution_id
-  from commands where id = any(array(select command_id from h where command_id is not null))
+  select id, device_id, completed_at is not null as ended, cancel_requested_at from commands where id = any(array(select command_id from h where command_id is not null))
 )
 select h.id::text as row, h.device_id as "deviceId", p.node_id as "nodeId", p.epoch::text as epoch,
   p.status = 'decommissioned' as gone, d.site_id as "siteId", h.command_id as "commandId", h.origin,
-  c.ended, c.cancel_requested_at is not null as "cancelRequested", c.action, c.payload,
-  c.timeout_seconds as "timeoutSeconds",
-  floor(extract(epoch from c.created_at) * 1000)::float8 as "createdMs",
-  floor(extract(epoch from c.expires_at) * 1000)::float8 as "expiresMs",
-  c.execution_id as "executionId"
+  c.ended, c.cancel_requested_at is not null as "cancelRequested"
 from h
 left join lateral (
   select node_id, epoch, status from device_presence where device_id = h.device_id offset 0

@@ -10,7 +10,7 @@ import { takenSql, takeSql } from './handoff_sql.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
 import type { Metrics } from './metrics.ts'
-import { isConcurrent, type CancelAnswer } from './protocol.ts'
+import type { CancelAnswer } from './protocol.ts'
 import type { Shards } from './shards.ts'
 
 export interface HandoffsOptions {
@@ -40,12 +40,6 @@ interface Taken extends Record<string, unknown> {
   /** Null: the command is not there, or the row tells of the device. */
   ended: boolean | null
   cancelRequested: boolean
-  action: string
-  payload: string
-  timeoutSeconds: number
-  createdMs: number
-  expiresMs: number
-  executionId: string | null
 }
 
 export class Handoffs {
@@ -178,23 +172,8 @@ export class Handoffs {
     if (row.origin !== null) {
       this.origins.set(id, (this.origins.get(id) ?? new Set()).add(row.origin))
     }
-    const { action, payload, timeoutSeconds, createdMs, expiresMs, executionId } = row
-    shards.tell(deviceId, {
-      type: 'handed',
-      deviceId,
-      command: {
-        id,
-        action,
-        payload,
-        timeoutSeconds,
-        createdMs,
-        expiresMs,
-        concurrent: isConcurrent(action),
-        awaited: false,
-        executionId,
-      },
-      cancelRequested: row.cancelRequested,
-    })
+    // It may have been cancelled here, or have ended, since it was read: its actor asks for itself.
+    shards.check(deviceId, id)
     if (row.cancelRequested) void this.cancel(deviceId, id, row.origin)
   }
 

@@ -195,6 +195,9 @@ export async function run(options: RunOptions): Promise<Hub> {
       onCommands(added) {
         for (const { deviceId, command } of added) shards.tellCommand(deviceId, command)
       },
+      onUntold(untold) {
+        for (const { deviceId, id } of untold) shards.check(deviceId, id)
+      },
       onCancels(cancels) {
         for (const { deviceId, id } of cancels) shards.tellCancel(deviceId, id)
       },

@@ -193,8 +193,6 @@ export type ShardMessage =
   /** The frame of this command went out on this connection. */
   | { type: 'sent'; conn: number; id: string }
   | { type: 'command'; deviceId: string; command: CommandMessage }
-  /** As another hub handed it over: open when it was read. */
-  | { type: 'handed'; deviceId: string; command: CommandMessage; cancelRequested: boolean }
   /** PostgreSQL may hold this open command and nobody have told of it: ask. */
   | { type: 'check'; deviceId: string; id: string }
   /** A connection with this epoch holds the device, on another hub unless it is the one here. */

@@ -31,6 +31,8 @@ export interface JobsOptions {
   onEnded: (ended: EndedCommand[]) => void
   /** Commands that a job added, after the commit: their actors don't know yet. */
   onCommands?: (commands: DeviceCommand[]) => void
+  /** Commands that a job added before it was cut short: their actors may not know yet, and they may have ended since. */
+  onUntold?: (untold: EndedCommand[]) => void
   /** Commands that a roll-out wants back. */
   onCancels?: (cancels: EndedCommand[]) => void
   /** Terminals of hubs that are gone were ended, and it is committed. */
@@ -53,6 +55,8 @@ export interface WebhookSettings {
 /** What was committed and is to be told: to actors here, and to hubs that were handed the rest. */
 export interface AddedCommands {
   commands: DeviceCommand[]
+  /** Committed earlier: nobody knows whether they were told, nor what became of them since. */
+  untold?: EndedCommand[]
   nodes: string[]
 }
 
@@ -66,8 +70,8 @@ export interface DeviceCommand {
   command: CommandMessage
 }
 
-export function changesOf(commands: readonly DeviceCommand[]): Change[] {
-  return commands.map(({ deviceId, command }) => ({ deviceId, commandId: command.id }))
+export function changesOf(commands: readonly EndedCommand[]): Change[] {
+  return commands.map(({ deviceId, id }) => ({ deviceId, commandId: id }))
 }
 
 /** Given to the thread at its start. */
@@ -92,6 +96,8 @@ export type FromJobs =
   | { type: 'peers'; peers: Peer[] }
   | { type: 'ended'; status: EndedStatus; ended: EndedCommand[] }
   | { type: 'commands'; commands: DeviceCommand[] }
+  /** Commands that actors here may not know. */
+  | { type: 'untold'; untold: EndedCommand[] }
   /** Commands that their actors are to cancel, as far as they are connected here. */
   | { type: 'cancels'; cancels: EndedCommand[] }
   /** Terminals of hubs that are gone were ended. */
@@ -268,6 +274,8 @@ export class Jobs {
         return onEnded(message.ended)
       case 'commands':
         return this.options.onCommands?.(message.commands)
+      case 'untold':
+        return this.options.onUntold?.(message.untold)
       case 'cancels':
         return this.options.onCancels?.(message.cancels)
       case 'interrupted':

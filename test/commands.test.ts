@@ -295,6 +295,26 @@ describe('ends that the hub gives', () => {
     await agent.close()
   })
 
+  test('cancel ends what waits for a device whose hub went down, at once', async () => {
+    const { db } = hub.hub.ctx
+    const device = await hub.enroll()
+    const { id } = await send(device)
+    const gone = newId()
+    // As a hub leaves it: its devices are on their way to others.
+    await db.query(
+      `insert into nodes (id, version, lease_until, about)
+      values ($1, '0.1.0', now() + interval '1 hour', '{"left": true}')`,
+      [gone],
+    )
+    await db.query(
+      `update device_presence set status = 'online', node_id = $2 where device_id = $1`,
+      [device.deviceId, gone],
+    )
+    const answer = await hub.post(`/commands/${id}/cancel`)
+    assert.deepEqual([answer.status, answer.body.status], [200, 'cancelled'])
+    await db.query('delete from nodes where id = $1', [gone])
+  })
+
   test('cancel of a running command asks the agent, whose answer decides', async () => {
     const device = await hub.enroll()
     const agent = await FakeAgent.connect(device, hub.origin)

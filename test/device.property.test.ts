@@ -4,6 +4,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import fc from 'fast-check'
 import { step } from '../workers/device.ts'
+import { find } from '../workers/device_queue.ts'
 import {
   openDevice,
   type Device,
@@ -62,9 +63,9 @@ class World {
   /** What PostgreSQL said of commands that were looked for, on its way to the actor. */
   gone: string[] = []
   /** Commands that are asked for: by whom, what was read of each, once it was, and whether more has happened since. */
-  checks = new Map<string, { asker: Device; open?: boolean; wish?: boolean; stale: boolean }>()
-  /** Cancelled while they waited: PostgreSQL ended them, and nobody may send them. */
-  readonly refused = new Set<string>()
+  checks = new Map<string, { asker: Device; read?: OpenCommand | null; stale: boolean }>()
+  /** Cancels that no actor could take: PostgreSQL is about to end what waits. */
+  cancels: string[] = []
   /** A statement that found its epoch to be the device's, and is not committed yet. */
   underWay: Write | undefined
   accepted = 0
@@ -121,14 +122,8 @@ class World {
     this.claiming = null
     this.epoch++
     const open = [...this.rows.values()].filter((row) => row.ends === 0)
-    const commands = open.map((row) => ({
-      ...row.command,
-      stage: row.status as OpenCommand['stage'],
-      cancelRequested: row.cancelRequested,
-      reported: false,
-      late: null,
-      loaded: { lookMs: this.nowMs + 1000, gapMs: 2000 },
-    }))
+    const loaded = () => ({ lookMs: this.nowMs + 1000, gapMs: 2000 })
+    const commands = open.map((row) => ({ ...this.stored(row), loaded: loaded() }))
     this.run({ type: 'claimed', epoch: this.epoch, atMs: this.nowMs, commands, high: 0 })
   }
 
@@ -195,22 +190,42 @@ class World {
     if (id === undefined) return
     const row = this.rows.get(id)
     if (row === undefined || row.ends > 0) return
-    row.cancelRequested = true
     // Commands and cancels are told in the order in which they were asked for.
     const told = this.told.indexOf(id)
     if (told !== -1) this.tellNext(told)
+    row.cancelRequested = true
     this.cancelled = id
     if (this.device) this.run({ type: 'cancel', id, ask: 1 })
-    else this.cancelPending(id)
+    else this.cancels.push(id)
   }
 
   /** No actor holds it: the hub ends it where it waits. */
-  cancelPending(id: string): void {
-    const row = this.rows.get(id)
+  cancelPending(): void {
+    const row = this.rows.get(this.cancels.shift() ?? '')
     if (row?.status !== 'pending' || row.ends > 0) return
     row.ends++
     row.status = 'cancelled'
-    this.refused.add(id)
+  }
+
+  /** A front asks, since a caller repeats a command or its commit is in doubt; or it was handed over. */
+  ask(index: number): void {
+    const { device } = this
+    const id = [...this.rows.keys()][index % Math.max(1, this.rows.size)]
+    if (device === undefined || id === undefined || find(device, id) !== undefined) return
+    // Whoever tells of a commit does so before anybody else can know of it here.
+    if (this.told.includes(id)) return
+    this.apply(device, { type: 'check', id }, { type: 'tick' })
+  }
+
+  /** A row as a claim or a check finds it. */
+  stored(row: Stored): OpenCommand {
+    return {
+      ...row.command,
+      stage: row.status as OpenCommand['stage'],
+      cancelRequested: row.cancelRequested,
+      reported: false,
+      late: null,
+    }
   }
 
   /** The store's check of a command: it reads, and then tells what it read, unless that is out of date. */
@@ -219,16 +234,14 @@ class World {
     if (id === undefined || check === undefined) return
     const row = this.rows.get(id)
     assert.ok(row)
-    if (check.open === undefined) {
-      check.open = row.ends === 0
-      check.wish = row.cancelRequested
+    if (check.read === undefined) {
+      check.read = row.ends === 0 ? this.stored(row) : null
       return
     }
     this.checks.delete(id)
-    const { asker, stale, open, wish } = check
+    const { asker, stale, read } = check
     if (stale) this.checks.set(id, { asker, stale: false })
-    else if (open && asker === this.device)
-      this.run({ type: 'checked', command: row.command, cancelRequested: wish === true })
+    else if (read && asker === this.device) this.run({ type: 'checked', command: read })
   }
 
   /** The next statement begins, and sees which connection is the device's. */
@@ -265,7 +278,9 @@ class World {
 
   tellGone(): void {
     const id = this.gone.shift()
-    if (id !== undefined) this.run({ type: 'gone', id })
+    if (id === undefined) return
+    this.outdate(id)
+    this.run({ type: 'gone', id })
   }
 
   tick(ms: number): void {
@@ -330,7 +345,7 @@ class World {
         })
         return
       case 'answer':
-        if (effect.value === 'unknown') this.cancelPending(this.cancelled)
+        if (effect.value === 'unknown') this.cancels.push(this.cancelled)
         return
       case 'look':
         if (this.rows.get(effect.id)?.ends === 1) this.gone.push(effect.id)
@@ -349,7 +364,11 @@ class World {
   /** FIFO: every earlier command that is not concurrent has its end in PostgreSQL. */
   mayBeSent(command: OpenCommand): void {
     assert.ok(this.claiming === null, 'sent before the claim was committed')
-    assert.ok(!this.refused.has(command.id), `${command.id} was sent after it was cancelled`)
+    // One that was loaded may have ended while it was; its agent has it then.
+    const own = this.rows.get(command.id)
+    if (command.loaded === undefined)
+      assert.equal(own?.ends, 0, `${command.id} was sent after its end`)
+    assert.ok(!own?.cancelRequested, `${command.id} was sent after it was cancelled`)
     assert.ok(this.nowMs < command.dueMs, `${command.id} was sent after it had expired`)
     if (command.concurrent) return
     // Also of one that was accepted later and told earlier.
@@ -373,6 +392,7 @@ class World {
       this.claim()
       while (this.told.length > 0) this.tellNext(0)
       while (this.gone.length > 0) this.tellGone()
+      while (this.cancels.length > 0) this.cancelPending()
       while (this.checks.size > 0) this.check()
       while (this.writes.length > 0 || this.underWay) this.commit()
       while (this.atFront.length > 0) this.frontWrites()
@@ -423,6 +443,8 @@ const steps = fc.oneof(
   { weight: 2, arbitrary: fc.record({ do: fc.constant('begin' as const) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('gone' as const) }) },
   { weight: 4, arbitrary: fc.record({ do: fc.constant('check' as const) }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant('ask' as const), index: fc.nat(10) }) },
+  { weight: 2, arbitrary: fc.record({ do: fc.constant('cancelPending' as const) }) },
   { weight: 6, arbitrary: fc.record({ do: fc.constant('commit' as const) }) },
   { weight: 2, arbitrary: fc.record({ do: fc.constant('tick' as const), ms: fc.nat(50_000) }) },
 )
@@ -445,12 +467,12 @@ test('any interleaving keeps one end per command, FIFO, honest states, proved up
         else if (event.do === 'begin') world.begin()
         else if (event.do === 'gone') world.tellGone()
         else if (event.do === 'check') world.check()
+        else if (event.do === 'ask') world.ask(event.index)
+        else if (event.do === 'cancelPending') world.cancelPending()
         else if (event.do === 'commit') world.commit()
         else world.tick(event.ms)
-        const open = [...world.rows.values()].filter((row) => row.ends === 0).length
         assert.ok((world.device?.commands?.length ?? 0) <= world.rows.size)
         assert.ok((world.device?.held?.messages.length ?? 0) <= plan.length)
-        assert.ok(open <= world.rows.size)
       }
       world.settle()
       for (const [id, row] of world.rows) assert.equal(row.ends, 1, `${id} ended ${row.ends} times`)

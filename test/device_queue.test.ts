@@ -4,7 +4,12 @@ import { test } from 'node:test'
 import { limits } from '../src/limits.ts'
 import type { AgentFrame, CommandMessage } from '../src/protocol.ts'
 import { step } from '../workers/device.ts'
-import { openDevice, type Device, type DeviceMessage } from '../workers/device_state.ts'
+import {
+  openDevice,
+  type Device,
+  type DeviceMessage,
+  type OpenCommand,
+} from '../workers/device_state.ts'
 
 const rules = {
   heartbeatTimeoutMs: 75_000,
@@ -27,6 +32,12 @@ function command(id: string, more: Partial<CommandMessage> = {}): CommandMessage
     executionId: null,
     ...more,
   }
+}
+
+/** As PostgreSQL holds it. */
+function stored(id: string): OpenCommand {
+  const open = { stage: 'pending', attempts: 0, reported: false, late: null } as const
+  return { ...command(id), ...open, dueMs: startMs + 60_000, cancelRequested: false }
 }
 
 const socket = { deviceId: 'd', orgId: 'o', conn: 1, resumed: false }
@@ -121,15 +132,21 @@ test('what was loaded is looked for, ever less often, and let go of when it has 
 
 test('what PostgreSQL holds open with the wish to cancel it is never sent', () => {
   const device = claimed()
-  const found = command('1', { createdMs: 0 })
-  assert.deepEqual(effects(device, { type: 'command', command: found }), ['check'])
+  const told = command('1', { createdMs: 0 })
+  const found = { ...stored('1'), cancelRequested: true }
+  assert.deepEqual(effects(device, { type: 'command', command: told }), ['check'])
   // Nobody knows it here: PostgreSQL is asked again, since the answer may be older than the wish.
   assert.deepEqual(effects(device, { type: 'cancel', id: '1', ask: 1 }), ['answer', 'check'])
-  assert.deepEqual(effects(device, { type: 'checked', command: found, cancelRequested: true }), [
-    'end 1 cancelled',
-  ])
+  assert.deepEqual(effects(device, { type: 'checked', command: found }), ['end 1 cancelled'])
   assert.deepEqual(effects(device, { type: 'committed', id: '1' }), [])
   assert.equal(device.commands, null)
+})
+
+test('what was read while the queue was being loaded is asked for anew', () => {
+  const device = openDevice(socket, startMs, startMs + 60_000)
+  assert.deepEqual(effects(device, { type: 'checked', command: stored('1') }), [])
+  const claim: DeviceMessage = { type: 'claimed', epoch: 1, atMs: 0, commands: [], high: 0 }
+  assert.deepEqual(effects(device, claim), ['welcome', 'check'])
 })
 
 test('a command that ended elsewhere while its frame was in the making is not wanted any more', () => {

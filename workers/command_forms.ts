@@ -29,12 +29,17 @@ export function openCommand(
     concurrent: isConcurrent(stored.action),
     // Whoever waits on another hub, or since before a restart, reads the row itself.
     awaited: false,
-    loaded: { lookMs: nowMs - stalledMs + limits.lookGapMs, gapMs: 2 * limits.lookGapMs },
     // Its result may be waiting on the device since before we came back: let it arrive first.
     dueMs: (runs === null ? due : Math.max(due, nowMs + timeoutGraceMs)) - stalledMs,
     reported: false,
     late: null,
   }
+}
+
+/** A command that comes with a claim: who accepted it, and who ended it in the same moment, may be another hub. */
+export function loadedCommand(stored: StoredCommand, times: Times): OpenCommand {
+  const lookMs = times.nowMs - times.stalledMs + limits.lookGapMs
+  return { ...openCommand(stored, times), loaded: { lookMs, gapMs: 2 * limits.lookGapMs } }
 }
 
 /** A command, as its agent gets it. */

@@ -21,41 +21,43 @@ export function accept(device: Device, message: CommandMessage, nowMs: number): 
   if (find(device, message.id) !== undefined) return []
   // Committed around the claim, told after it: it may have been loaded, carried out and ended since.
   if (message.createdMs <= device.claimedMs) return [{ type: 'check', id: message.id }]
-  return take(device, message, nowMs, false)
-}
-
-/** PostgreSQL holds it open, and perhaps the wish to cancel it. */
-export function checked(
-  device: Device,
-  message: CommandMessage,
-  cancelRequested: boolean,
-  nowMs: number,
-): Effect[] {
-  if (find(device, message.id) !== undefined) return []
-  return take(device, message, nowMs, cancelRequested)
-}
-
-function take(
-  device: Device,
-  message: CommandMessage,
-  nowMs: number,
-  cancelRequested: boolean,
-): Effect[] {
-  const command: OpenCommand = {
+  insert(device, {
     ...message,
     stage: 'pending',
     attempts: 0,
     dueMs: nowMs + (message.expiresMs - message.createdMs),
-    cancelRequested,
+    cancelRequested: false,
     reported: false,
     late: null,
+  })
+  return next(device, nowMs)
+}
+
+/** PostgreSQL holds it open, as `command` says, perhaps with the wish to cancel it. */
+export function checked(device: Device, command: OpenCommand, nowMs: number): Effect[] {
+  const { id, stage, cancelRequested } = command
+  if (find(device, id) !== undefined) return []
+  // As with a queue that is loaded: nobody knows whether that frame arrived.
+  if (stage === 'sent') command.stage = 'pending'
+  insert(device, command)
+  const effects = next(device, nowMs)
+  if (cancelRequested && (stage === 'delivered' || stage === 'running')) {
+    effects.unshift({ type: 'cancel', id })
   }
+  return effects
+}
+
+/** Asks about a command that was not loaded. */
+export function askAgain(device: Device, id: string): Effect[] {
+  return find(device, id) === undefined ? [{ type: 'check', id }] : []
+}
+
+function insert(device: Device, command: OpenCommand): void {
   device.commands ??= []
   // Two commits may be told out of order; ids are in the order of acceptance.
   let at = device.commands.length
   while (at > 0 && (device.commands[at - 1] as OpenCommand).id > command.id) at--
   device.commands.splice(at, 0, command)
-  return next(device, nowMs)
 }
 
 /**

@@ -92,7 +92,7 @@ export type DeviceMessage =
   | { type: 'unsendable'; id: string; error: string }
   | { type: 'command'; command: CommandMessage }
   /** PostgreSQL was asked: this command is open. */
-  | { type: 'checked'; command: CommandMessage; cancelRequested: boolean }
+  | { type: 'checked'; command: OpenCommand }
   /** PostgreSQL was asked: this command has ended. */
   | { type: 'gone'; id: string }
   | { type: 'cancel'; id: string; ask: number }

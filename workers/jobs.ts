@@ -343,8 +343,9 @@ async function runRollout(rolloutId: string): Promise<void> {
   }
 }
 
-function tellAdded({ commands, nodes }: AddedCommands): void {
+function tellAdded({ commands, untold = [], nodes }: AddedCommands): void {
   if (commands.length > 0) tell({ type: 'commands', commands })
+  if (untold.length > 0) tell({ type: 'untold', untold })
   if (nodes.length > 0) tell({ type: 'handed', nodes })
 }
 

@@ -184,7 +184,7 @@ export function devicesOf(db: Queryable, nodeId: string): Promise<ClaimedDevice[
   )
 }
 
-/** Turns devices offline whose claim of this epoch has no socket, and puts back what was sent to them. */
+/** Turns devices offline whose claim of this epoch has no socket; what was sent to them goes back, or ends as was wished. */
 export async function endLost(db: Queryable, lost: readonly ClaimedDevice[]): Promise<void> {
   await db.query(lostSql, [
     plainArray(lost.map(({ id }) => id)),
@@ -217,7 +217,8 @@ with lost as materialized (
     result = case when c.cancel_requested_at is not null then jsonb_build_object('exitCode', null,
       'stdout', '', 'stderr', '', 'truncated', false, 'error', '${cancelledPending}', 'durationMs', null) end
   where c.device_id = any(array(select device_id from gone))
-    and c.completed_at is null and c.status = 'sent'
+    and c.completed_at is null
+    and (c.status = 'sent' or c.status = 'pending' and c.cancel_requested_at is not null)
     and c.id >= uuid7_floor(now() - make_interval(days => $3))
   returning c.id, c.org_id, c.device_id, c.action, c.status, c.execution_id, c.completed_at
 ), counted as (

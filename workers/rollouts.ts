@@ -229,20 +229,16 @@ async function untold(
   { id }: RolloutRow,
   batchFloor: string,
 ): Promise<Step> {
-  const rows = await tx.query<AddedRow>(
-    `select c.device_id as "deviceId", c.id, c.payload::text,
-       c.timeout_seconds as "timeoutSeconds",
-       floor(extract(epoch from c.created_at) * 1000)::float8 as "createdMs",
-       floor(extract(epoch from c.expires_at) * 1000)::float8 as "expiresMs"
+  const rows = await tx.query<{ deviceId: string; id: string }>(
+    `select c.device_id as "deviceId", c.id
      from rollout_devices x join commands c on c.id = x.command_id
      where x.rollout_id = $1 and x.status = 'running' and x.command_id >= $2
        and c.completed_at is null and c.status = 'pending'
      order by c.id`,
     [id, batchFloor],
   )
-  const commands = rows.map(deviceCommand)
-  const nodes = await handOver(tx, nodeId, changesOf(commands))
-  return { ...nothing, commands, nodes, more: true, batchFloor }
+  const nodes = await handOver(tx, nodeId, changesOf(rows))
+  return { ...nothing, untold: rows, nodes, more: true, batchFloor }
 }
 
 function deviceCommand(row: AddedRow): DeviceCommand {

@@ -18,7 +18,14 @@ import {
   type ToFront,
 } from '../src/protocol.ts'
 import { reportedAlert } from './alert_writes.ts'
-import { commandFrame, endWrite, openCommand, stateWrite, type Times } from './command_forms.ts'
+import {
+  commandFrame,
+  endWrite,
+  loadedCommand,
+  openCommand,
+  stateWrite,
+  type Times,
+} from './command_forms.ts'
 import type { CommandOutcome } from './command_writes.ts'
 import { step } from './device.ts'
 import { find } from './device_queue.ts'
@@ -100,15 +107,16 @@ const store = new Store(db, data.nodeId, {
   },
   onChecked: (checked) => {
     for (const { asker, command } of checked) {
-      const open = openCommand(command, times())
-      const { cancelRequested } = open
-      const asks = byId.get(asker.id) === asker
-      if (asks) run(asker, { type: 'checked', command: open, cancelRequested })
+      if (byId.get(asker.id) !== asker) continue
+      run(asker, { type: 'checked', command: openCommand(command, times()) })
     }
     flush()
   },
   onGone: (gone) => {
-    for (const { deviceId, id } of gone) tell(byId.get(deviceId), { type: 'gone', id })
+    for (const { deviceId, id } of gone) {
+      store.outdate(id)
+      tell(byId.get(deviceId), { type: 'gone', id })
+    }
     flush()
   },
   onStrays: (strays) => {
@@ -219,12 +227,6 @@ function onMessage(message: ShardMessage): void {
       return tell(byConn.get(message.conn), { type: 'sent', id: message.id })
     case 'command':
       return tell(byId.get(message.deviceId), { type: 'command', command: message.command })
-    case 'handed':
-      return tell(byId.get(message.deviceId), {
-        type: 'checked',
-        command: message.command,
-        cancelRequested: message.cancelRequested,
-      })
     case 'check':
       return onCheck(byId.get(message.deviceId), message.id)
     case 'superseded':
@@ -301,7 +303,7 @@ function onSuperseded(device: Device | undefined, epoch: number): void {
 }
 
 function onCheck(device: Device | undefined, id: string): void {
-  if (device) store.check(device, id)
+  if (device && find(device, id) === undefined) store.check(device, id)
 }
 
 function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
@@ -535,7 +537,7 @@ function onClaimed({ claim, epoch, commands, high, terminals }: Claimed): void {
     type: 'claimed',
     epoch,
     atMs: Date.now(),
-    commands: commands.map((stored) => openCommand(stored, times())),
+    commands: commands.map((stored) => loadedCommand(stored, times())),
     high: highBits(high),
   })
   // After the welcome.
@@ -553,6 +555,7 @@ function onCommands(outcomes: CommandOutcome[]): void {
       supersede(same, write.epoch)
     } else if (write.completedMs === null) {
       // Ended behind this actor's back: it must not wait for it.
+      if (!applied) store.outdate(write.id)
       if (!applied) tell(same, { type: 'ended', id: write.id })
     } else {
       store.outdate(write.id)

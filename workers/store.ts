@@ -433,17 +433,17 @@ export class Store {
       plainArray(ids),
     ])
     const byId = new Map(rows.map((row) => [row.command.id, row]))
-    const checked: { asker: Device; command: StoredCommand }[] = []
-    for (const id of ids) {
+    const checks = ids.flatMap((id) => {
       const check = this.checking.get(id)
-      this.checking.delete(id)
-      if (check === undefined) continue
-      const { asker, stale } = check
-      const row = byId.get(id)
-      if (stale) this.check(asker, id)
-      else if (row?.deviceId === asker.id) checked.push({ asker, command: row.command })
-    }
-    this.events.onChecked(checked)
+      return check ? [{ id, ...check, row: byId.get(id) }] : []
+    })
+    this.events.onChecked(
+      checks.flatMap(({ asker, stale, row }) =>
+        !stale && row?.deviceId === asker.id ? [{ asker, command: row.command }] : [],
+      ),
+    )
+    for (const { id } of checks) this.checking.delete(id)
+    for (const { id, asker, stale } of checks) if (stale) this.check(asker, id)
   }
 
   private async readLooks(items: Look[]): Promise<void> {

@@ -368,6 +368,17 @@ async function answerOf(ctx: Context, call: Call<{ id: string }, undefined, unkn
   return answer === 'cancelled' || answer === 'ending' ? 'ended' : answer
 }
 
+/** Of these hubs, those that may answer: one that went down leaves its devices to whichever they come to. */
+async function alive(tx: Queryable, nodes: readonly string[]): Promise<string[]> {
+  if (nodes.length === 0) return []
+  const rows = await tx.query<{ id: string }>(
+    `select id from nodes
+    where id = any($1::uuid[]) and lease_until > now() and not coalesce(about ? 'left', false)`,
+    [nodes],
+  )
+  return rows.map(({ id }) => id)
+}
+
 /** Records the wish, so that it outlives a socket or a hub. Throws NOT_FOUND, CONFLICT. */
 async function requestCancel(
   ctx: Context,
@@ -384,7 +395,7 @@ async function requestCancel(
     if (found === undefined) throw new AppError('NOT_FOUND', 'there is no such command')
     const { deviceId } = found
     // Presence before command, as everybody locks them.
-    const nodes = await handOver(tx, ctx.nodeId, [{ deviceId, commandId: id }])
+    const nodes = await alive(tx, await handOver(tx, ctx.nodeId, [{ deviceId, commandId: id }]))
     const [row] = await tx.query<OpenRow>(
       `select org_id as "orgId", action, status, completed_at is not null as ended
       from commands where id = $1 for update`,
