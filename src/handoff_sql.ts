@@ -83,7 +83,8 @@ export const takeSql = `
 with h as materialized (
   select id, device_id, command_id, origin from handoffs where node_id = $1 order by id limit $2
 ), c as materialized (
-  select id, device_id, completed_at is not null as ended, cancel_requested_at from commands where id = any(array(select command_id from h where command_id is not null))
+  select id, device_id, completed_at is not null as ended, cancel_requested_at from commands
+  where id = any(array(select command_id from h where command_id is not null))
 )
 select h.id::text as row, h.device_id as "deviceId", p.node_id as "nodeId", p.epoch::text as epoch,
   p.status = 'decommissioned' as gone, d.site_id as "siteId", h.command_id as "commandId", h.origin,
