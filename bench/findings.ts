@@ -48,12 +48,16 @@ export interface LatencyFinding extends LatencySummary {
 /** Points of a line over time: a page shows no more of them than this apart. */
 const stretchesMax = 240
 
+/** What one turn found. */
+export interface Found {
+  charts: Map<string, Chart>
+  latencies: Map<string, { side: Side; name: string; all: Latencies }>
+  faults: FaultFinding[]
+}
+
 export class Findings {
   readonly #scenario: string
-  readonly #charts = new Map<string, Chart>()
-  readonly #latencies = new Map<string, { side: Side; name: string; all: Latencies }>()
-
-  #faults: FaultFinding[] = []
+  #found: Found = nothing()
 
   /** The version that ran beside the hub; null while none of ours did. */
   postgres: string | null = null
@@ -64,43 +68,54 @@ export class Findings {
 
   /** Keeps a fault; it is marked on every chart over time. */
   fault(fault: Omit<FaultFinding, 'scenario'>): void {
-    this.#faults.push({ scenario: this.#scenario, ...fault })
+    this.#found.faults.push({ scenario: this.#scenario, ...fault })
   }
 
   /** Keeps a chart; one of a later round takes the place of the same of an earlier one. */
   chart(chart: Omit<Chart, 'scenario'>): void {
-    this.#charts.set(chart.title, { scenario: this.#scenario, ...chart })
+    this.#found.charts.set(chart.title, { scenario: this.#scenario, ...chart })
   }
 
   /** Adds a round's latencies; those of the hub are also plotted over the time of its last round. */
   latencies(side: Side, name: string, latencies: Latencies): void {
     const key = `${side} ${name}`
-    const known = this.#latencies.get(key) ?? { side, name, all: new Latencies() }
-    this.#latencies.set(key, known)
+    const known = this.#found.latencies.get(key) ?? { side, name, all: new Latencies() }
+    this.#found.latencies.set(key, known)
     known.all.add(latencies)
     if (side === 'hub') this.#plotOverTime(name, latencies)
   }
 
-  /** Forgets what a warm-up found. */
-  clear(): void {
-    this.#charts.clear()
-    this.#faults = []
-    this.#latencies.clear()
+  /** What was found since it was taken last; it is gone from here. */
+  take(): Found {
+    const found = this.#found
+    this.#found = nothing()
+    return found
+  }
+
+  /** Adds what a turn found. */
+  add({ charts, latencies, faults }: Found): void {
+    for (const [title, chart] of charts) this.#found.charts.set(title, chart)
+    for (const [key, { side, name, all }] of latencies) {
+      const known = this.#found.latencies.get(key)
+      if (known) known.all.add(all)
+      else this.#found.latencies.set(key, { side, name, all })
+    }
+    this.#found.faults.push(...faults)
   }
 
   get charts(): Chart[] {
-    const marks = this.#faults.map(({ atSeconds, name }) => ({ atSeconds, name }))
-    return [...this.#charts.values()].map((chart) =>
+    const marks = this.#found.faults.map(({ atSeconds, name }) => ({ atSeconds, name }))
+    return [...this.#found.charts.values()].map((chart) =>
       chart.x.name === 'time' && marks.length > 0 ? { ...chart, marks } : chart,
     )
   }
 
   get faults(): FaultFinding[] {
-    return this.#faults
+    return this.#found.faults
   }
 
   get summaries(): LatencyFinding[] {
-    return [...this.#latencies.values()]
+    return [...this.#found.latencies.values()]
       .filter(({ all }) => all.count > 0)
       .map(({ side, name, all }) => ({ scenario: this.#scenario, side, name, ...all.summary() }))
   }
@@ -125,4 +140,8 @@ export class Findings {
       ],
     })
   }
+}
+
+function nothing(): Found {
+  return { charts: new Map(), latencies: new Map(), faults: [] }
 }

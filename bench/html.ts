@@ -3,7 +3,7 @@
 import type { Chart, FaultFinding, LatencyFinding } from './findings.ts'
 import { figure, html, Markup, type Markup as Piece } from './markup.ts'
 import { renderChart, renderValues } from './plot.ts'
-import type { Report } from './report.ts'
+import { describeStolen, type Report } from './report.ts'
 import type { Row } from './rows.ts'
 import { describeMissing, titleOf, type SideBySide } from './side_by_side.ts'
 
@@ -152,7 +152,7 @@ ${all.map(
 )}</tbody></table></div></section>`
 }
 
-function environment({ machine, load, hub, postgres }: Report): Piece {
+function environment({ machine, load, stolen, hub, postgres }: Report): Piece {
   const facts: [string, string][] = [
     ['Hub', hub ?? 'started by the bench, on this machine'],
     [
@@ -164,6 +164,7 @@ function environment({ machine, load, hub, postgres }: Report): Piece {
     ['Node', machine.node],
     ['PostgreSQL', postgres ?? 'not known from outside'],
     ['Load average', `${load.before} before, ${load.after} after`],
+    ['Steal', describeStolen(stolen)],
   ]
   return html`<dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`
 }

@@ -79,6 +79,7 @@ async function run(options: BenchOptions): Promise<number> {
     machine: describeMachine(),
     postgres: outcomes.find(({ postgres }) => postgres !== null)?.postgres ?? null,
     load: { before, after: loadNow() },
+    stolen: outcomes.flatMap(({ stolen }) => stolen ?? []),
     rows: outcomes.flatMap(({ rows }) => rows),
     sideBySide: outcomes.flatMap((outcome) => outcome.sideBySide),
     latencies: outcomes.flatMap(({ latencies }) => latencies),

@@ -61,6 +61,29 @@ export function descendants(pid: number): number[] {
   return found
 }
 
+/** CPU of all cores since the start of the machine. */
+export interface CpuTimes {
+  /** Idle time too. */
+  allMs: number
+  /** While something of this machine could run, its cores ran another one. */
+  stolenMs: number
+}
+
+export function cpuTimes(): CpuTimes {
+  return parseCpuTimes(readFileSync('/proc/stat', 'utf8'))
+}
+
+/** Reads the first line of /proc/stat. */
+export function parseCpuTimes(text: string): CpuTimes {
+  // user, nice, system, idle, iowait, irq, softirq, steal; what follows is part of the first two.
+  const ticks = /^cpu +([\d ]+)$/m.exec(text)?.[1]?.split(' ').slice(0, 8).map(Number)
+  if (ticks === undefined) throw new Error('no cpu line in /proc/stat')
+  return {
+    allMs: ticks.reduce((sum, value) => sum + value, 0) * tickMs,
+    stolenMs: (ticks[7] ?? 0) * tickMs,
+  }
+}
+
 /** Resident memory. The roll-up is exact; statm lags by up to 64 pages per thread. */
 export function rssBytes(pid: number): number {
   return parseRollup(readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8'))

@@ -4,6 +4,7 @@ import type { Machine } from './machine.ts'
 import { figure } from './markup.ts'
 import type { Row } from './rows.ts'
 import type { SideBySide } from './side_by_side.ts'
+import type { Stolen } from './turns.ts'
 
 /** Moves with every change that a reader of an older report would stumble over. */
 export const reportFormat = 2
@@ -21,6 +22,8 @@ export interface Report {
   postgres: string | null
   /** Load average of the last minute, before the first program started and after the last ended. */
   load: { before: number; after: number }
+  /** CPU that other machines took of this one; absent in reports from before it was looked at. */
+  stolen?: Stolen[]
   rows: Row[]
   sideBySide: SideBySide[]
   latencies: LatencyFinding[]
@@ -49,14 +52,27 @@ export function alignColumns(lines: readonly string[][], right: readonly string[
 export function renderMarkdown({
   machine,
   load,
+  stolen,
   rows,
-}: Pick<Report, 'machine' | 'load' | 'rows'>): string {
+}: Pick<Report, 'machine' | 'load' | 'stolen' | 'rows'>): string {
   const { cores, memoryGiB, cpu } = machine
   const lines = [headings, headings.map((name) => (numeric.includes(name) ? '---:' : '---'))]
   lines.push(...rows.map(cells))
   return (
-    `${cores} cores, ${memoryGiB} GiB, ${cpu}; load average ${load.before} before, ${load.after} after.\n\n` +
+    `${cores} cores, ${memoryGiB} GiB, ${cpu}; load average ${load.before} before, ${load.after} after; ` +
+    `${describeStolen(stolen)}.\n\n` +
     lines.map((line) => `| ${line.join(' | ')} |`).join('\n')
+  )
+}
+
+/** How much of the machine's CPU was not there, in one phrase. */
+export function describeStolen(stolen: readonly Stolen[] = []): string {
+  if (stolen.length === 0) return 'stolen CPU unknown'
+  const most = stolen.reduce((a, b) => (b.mostPercent > a.mostPercent ? b : a))
+  const repeated = stolen.reduce((sum, one) => sum + one.repeated, 0)
+  return (
+    `at most ${most.mostPercent} % of the CPU stolen in a turn (${most.scenario}), ` +
+    `${repeated} ${repeated === 1 ? 'turn' : 'turns'} repeated for it`
   )
 }
 

@@ -7,6 +7,15 @@ import { cpuMs, type Target } from './lab.ts'
 const calmMs = 150
 const settleMsMax = 600_000
 
+/**
+ * Clears the tables up as a night does, and waits until the program rests: else autovacuum, which looks once a
+ * minute, would take half of the cores from one measurement in some.
+ */
+export async function clearUp(target: Target, calmSeconds = 1): Promise<void> {
+  await target.database?.read('vacuum (analyze)')
+  await settled(target, calmSeconds)
+}
+
 /** Resolves after so many calm seconds in a row; at once where its processes are not ours. */
 export async function settled(target: Target, calmSeconds: number): Promise<void> {
   const endMs = performance.now() + settleMsMax

@@ -4,6 +4,7 @@ import { UsageError, type BenchOptions } from './args.ts'
 import { findBroker } from './brokers.ts'
 import { Findings, type Chart, type FaultFinding, type LatencyFinding } from './findings.ts'
 import { Lab } from './lab.ts'
+import { cpuTimes } from './proc.ts'
 import type { Progress } from './progress.ts'
 import {
   alone,
@@ -22,6 +23,7 @@ import {
   type SideBySide,
 } from './side_by_side.ts'
 import { besideName } from './sides.ts'
+import { stolenShare, stolenShareMax, takeTurns, type Stolen, type Turn } from './turns.ts'
 import { isBroker } from './wires.ts'
 
 /** One measurement of about `seconds`. */
@@ -44,6 +46,11 @@ export interface Scenario {
   warmUpSeconds: number
   /** The longest it can measure at once. */
   secondsMax?: number
+  /**
+   * Each round in so many turns, a part of the seconds each: a bad second of the machine then falls on one turn of
+   * many instead of a whole side. 1 unless given.
+   */
+  turns?: number
   /** Why `--url` can't serve it: what the scenario has to do that only a hub of its own allows. */
   ownHub?: string
   /** What `--rate` sets, per second, and how many rates it takes; absent: it takes none. */
@@ -62,6 +69,8 @@ export interface Outcome {
   charts: Chart[]
   faults: FaultFinding[]
   postgres: string | null
+  /** Null where it came to no end. */
+  stolen: Stolen | null
 }
 
 /** Whether a scenario can do what was asked; throws UsageError, which names the flag. */
@@ -109,18 +118,34 @@ export async function runScenario(
         await measure(Math.min(seconds, scenario.warmUpSeconds))
       }
     }
-    findings.clear()
-    const samples: Samples = {}
-    const rounds = scenario.once ? 1 : options.rounds
-    for (let round = 1; round <= rounds; round++) {
+    findings.take()
+    const { turns: turnsOfRound = 1, once = false } = scenario
+    const turns = once ? 1 : options.rounds * turnsOfRound
+    const takeTurn = async (turn: number): Promise<Turn> => {
+      const samples: Turn['samples'] = {}
+      let stolen = 0
       for (const { side, measure } of entered) {
-        progress.step(`${scenario.name}: round ${round} of ${rounds}, ${side}`)
-        const sample = await measure(seconds)
-        const taken = (samples[side] ??= [])
-        taken.push(sample)
+        progress.step(`${scenario.name}: turn ${turn} of ${Math.max(turn, turns)}, ${side}`)
+        const before = cpuTimes()
+        const sample = await measure(Math.max(1, Math.round(seconds / turnsOfRound)))
+        stolen = Math.max(stolen, stolenShare(before, cpuTimes()))
+        samples[side] = sample
         progress.note(`${scenario.name}: ${side} ${describeSample(sample)}`)
       }
+      if (stolen > stolenShareMax) {
+        progress.note(`${scenario.name}: ${percent(stolen)} % of the CPU was stolen in this turn`)
+      }
+      return { samples, found: findings.take(), stolenShare: stolen }
     }
+    // Ratios need what is comparable. What stands alone may last for hours, or change what it measures.
+    const turnsMax = entered.length > 1 && !once ? 2 * turns : turns
+    const { counted, repeated } = await takeTurns(turns, turnsMax, takeTurn)
+    const samples: Samples = {}
+    for (const turn of counted) {
+      findings.add(turn.found)
+      for (const { side } of entered) (samples[side] ??= []).push(turn.samples[side] ?? {})
+    }
+    const mostPercent = percent(Math.max(...counted.map((turn) => turn.stolenShare)))
     const rows = rowsOf(scenario, options).map((spec) => judge(spec, samples))
     return {
       rows: options.foreign ? rows.filter((row) => row.value !== null) : rows,
@@ -132,6 +157,7 @@ export async function runScenario(
       charts: findings.charts,
       faults: findings.faults,
       postgres: findings.postgres,
+      stolen: { scenario: scenario.name, mostPercent, repeated },
     }
   } finally {
     await signals.release()
@@ -142,7 +168,8 @@ export async function runScenario(
 /** Of a scenario that failed: nothing measured, every goal missed. */
 export function failedOutcome(scenario: Scenario, options: BenchOptions): Outcome {
   const rows = rowsOf(scenario, options).map((spec) => judge(spec, {}))
-  return { rows, sideBySide: [], latencies: [], charts: [], faults: [], postgres: null }
+  const nothing = { sideBySide: [], latencies: [], charts: [], faults: [] }
+  return { rows, ...nothing, postgres: null, stolen: null }
 }
 
 /** Beside a foreign hub nothing of ours can be compared: it may run on another machine. */
@@ -176,6 +203,11 @@ function installedSides(asked: readonly Side[]): InstalledSides {
 function rowsOf({ rows }: Scenario, options: BenchOptions): readonly RowSpec[] {
   const specs = typeof rows === 'function' ? rows(options) : rows
   return options.foreign ? alone(specs) : specs
+}
+
+/** With one decimal. */
+function percent(share: number): number {
+  return Math.round(share * 1000) / 10
 }
 
 function describeSample(sample: Sample): string {

@@ -5,11 +5,20 @@ import { test } from 'node:test'
 import * as fc from 'fast-check'
 import { readArgs, UsageError } from '../bench/args.ts'
 import { addCounts, emptyCounts } from '../bench/fleet_counts.ts'
+import { Findings } from '../bench/findings.ts'
 import { clientFrame, opcodes, readFrames } from '../bench/frames.ts'
 import { heartbeat, heartbeatFrames } from '../bench/heartbeat.ts'
-import { parseRollup, parseStat, processCpuMs, treeCpuMs } from '../bench/proc.ts'
+import {
+  cpuTimes,
+  parseCpuTimes,
+  parseRollup,
+  parseStat,
+  processCpuMs,
+  treeCpuMs,
+} from '../bench/proc.ts'
 import { renderMarkdown, renderTable } from '../bench/report.ts'
 import { alone, judge, median, type RowSpec } from '../bench/rows.ts'
+import { stolenShare, takeTurns } from '../bench/turns.ts'
 
 const known = ['heartbeats', 'rss', 'accept']
 
@@ -212,6 +221,39 @@ test('beside no rival each metric is one row, held against its own unit alone', 
   ])
 })
 
+test('a turn while other machines had the cores is taken again, and the least stolen ones count', async () => {
+  const turnsOf = async (shares: number[], wanted: number, turnsMax: number) => {
+    const { counted, repeated } = await takeTurns(wanted, turnsMax, (number) =>
+      Promise.resolve({
+        samples: {},
+        found: new Findings('x').take(),
+        stolenShare: shares[number - 1] ?? assert.fail('one turn too many'),
+      }),
+    )
+    return { counted: counted.map((turn) => turn.stolenShare), repeated }
+  }
+  assert.deepEqual(await turnsOf([0, 0.01, 0.02], 3, 6), {
+    counted: [0, 0.01, 0.02],
+    repeated: 0,
+  })
+  assert.deepEqual(await turnsOf([0, 0.4, 0.3, 0.01], 2, 4), { counted: [0, 0.01], repeated: 2 })
+  // None was good: those that are least bad, in the order they were taken.
+  assert.deepEqual(await turnsOf([0.4, 0.2, 0.5, 0.1], 2, 4), { counted: [0.2, 0.1], repeated: 2 })
+  assert.deepEqual(await turnsOf([0.4, 0.2], 2, 2), { counted: [0.4, 0.2], repeated: 0 })
+})
+
+test('how much CPU was stolen is read from the machine', () => {
+  const before = parseCpuTimes('cpu  100 10 50 800 20 0 5 15 7 3\ncpu0 1 2 3 4 5 6 7 8 9 10\n')
+  assert.deepEqual(before, { allMs: 10_000, stolenMs: 150 })
+  const after = parseCpuTimes('cpu  150 10 60 820 20 0 5 35 7 3\n')
+  assert.equal(stolenShare(before, after), 0.2)
+  assert.equal(stolenShare(before, before), 0)
+  // A kernel that does not know it.
+  assert.deepEqual(parseCpuTimes('cpu  1 2 3 4\n'), { allMs: 100, stolenMs: 0 })
+  assert.throws(() => parseCpuTimes('intr 1'), /no cpu line/)
+  assert.ok(cpuTimes().allMs > 0)
+})
+
 test('a row that was not measured says so', () => {
   assert.match(renderTable([judge(spec, {})]), / not measured$/m)
 })
@@ -220,8 +262,17 @@ test('a table shows every row, as text and as markdown', () => {
   const rows = [judge(spec, { hub: [{ cpuUs: 12_345.6 }], bare: [{ cpuUs: 10 }] })]
   assert.match(renderTable(rows), /^X\s+cost\s+12,346\s+10\s+µs\s+1,235\s+≤ 2 × bare\s+NO$/m)
   const machine = { cores: 2, cpu: 'a CPU', memoryGiB: 24, kernel: '6', node: 'v24' }
-  const markdown = renderMarkdown({ machine, load: { before: 0.1, after: 1.2 }, rows })
-  assert.match(markdown, /^2 cores, 24 GiB, a CPU; load average 0\.1 before, 1\.2 after\.$/m)
+  const load = { before: 0.1, after: 1.2 }
+  const stolen = [
+    { scenario: 'x', mostPercent: 0.4, repeated: 0 },
+    { scenario: 'y', mostPercent: 2.5, repeated: 1 },
+  ]
+  const markdown = renderMarkdown({ machine, load, stolen, rows })
+  assert.match(
+    markdown,
+    /^2 cores, 24 GiB, a CPU; load average 0\.1 before, 1\.2 after; at most 2\.5 % of the CPU stolen in a turn \(y\), 1 turn repeated for it\.$/m,
+  )
+  assert.match(renderMarkdown({ machine, load, rows }), /; stolen CPU unknown\.$/m)
   assert.match(markdown, /^\| X \| cost \| 12,346 \| 10 \| µs \| 1,235 \| ≤ 2 × bare \| NO \|$/m)
 })
 

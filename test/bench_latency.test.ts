@@ -77,8 +77,17 @@ test('rounds add up in the findings, and leave a round as it was measured', () =
   const [summary] = findings.summaries
   assert.deepEqual([summary?.count, summary?.scenario, summary?.side], [4, 'x', 'hub'])
   assert.equal(findings.charts.length, 1)
-  findings.clear()
+  const found = findings.take()
   assert.deepEqual([findings.charts, findings.summaries], [[], []])
+  findings.latencies('hub', 'echo', rounds[0]!)
+  findings.fault({ atSeconds: 1, name: 'blow', unreadySeconds: 0, heard: {} })
+  findings.add(found)
+  assert.deepEqual([findings.summaries[0]?.count, findings.charts.length], [6, 1])
+  findings.add(findings.take())
+  assert.deepEqual(
+    [findings.summaries[0]?.count, findings.faults.map(({ name }) => name)],
+    [6, ['blow']],
+  )
 })
 
 test('a server that answers nobody for a while delays every request that was due meanwhile', async () => {

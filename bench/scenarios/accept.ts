@@ -9,6 +9,7 @@ import { cpuMs, type Lab } from '../lab.ts'
 import { storeAlone } from '../limits/rows_alone.ts'
 import { treeCpuMs } from '../proc.ts'
 import { saturate, saturationSecondsMax } from '../saturation.ts'
+import { clearUp } from '../settled.ts'
 import type { Measure, Scenario } from '../suite.ts'
 
 const connections = 32
@@ -28,6 +29,7 @@ export const accept: Scenario = {
   agents: 10_000,
   seconds: 5,
   warmUpSeconds: 4,
+  turns: 2,
   rows: [
     {
       id: 'P4a',
@@ -83,6 +85,7 @@ export const accept: Scenario = {
         good: { status: 202 },
       })
       const cpuAfter = cpuMs(target)
+      await clearUp(target)
       const refused = refusals(load)
       if (refused) {
         const full = load.bad['409']

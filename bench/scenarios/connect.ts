@@ -5,6 +5,7 @@ import { countStatements, type BenchDatabase } from '../database.ts'
 import { connectAll } from '../fleet_phases.ts'
 import type { Fleet } from '../fleet.ts'
 import { cpuMs } from '../lab.ts'
+import { clearUp } from '../settled.ts'
 import type { Scenario } from '../suite.ts'
 
 const statusMsMax = 60_000
@@ -22,6 +23,7 @@ export const connect: Scenario = {
   agents: 15_000,
   seconds: 1,
   warmUpSeconds: 1,
+  turns: 3,
   rate: { of: 'connects; without it as fast as they go', most: 1 },
   rows: [
     {
@@ -46,9 +48,7 @@ export const connect: Scenario = {
     const target = await lab.start(side, { statements: true })
     const fleet = await lab.fleet(target, await lab.devices(target, agents))
     return async () => {
-      // What was enrolled, and what the storm before has left, is cleared up as it is at night: autovacuum looks once
-      // a minute, and would take half a core from one storm in six.
-      await target.database?.read('vacuum (analyze)')
+      await clearUp(target)
       const statementsBefore = target.database && (await countStatements(target.database))
       const cpuBefore = cpuMs(target)
       const { welcomes } = await fleet.counts()

@@ -19,7 +19,7 @@ const deepRows = 2_000 * pageRows
 /** Without work, before a filled hub is measured. */
 const calmSeconds = 5
 /** Of pages before those that are measured, at every side. */
-const warmSeconds = 4
+const warmSeconds = 1
 /** Who read pages of devices at a time, for P6. */
 const readers = 8
 
@@ -77,8 +77,9 @@ export const largeLists: Scenario = {
   rivals: ['page'],
   agents: 100_000,
   secondsMax: saturationSecondsMax,
-  seconds: 12,
+  seconds: 18,
   warmUpSeconds: 1,
+  turns: 3,
   ownHub: 'fills the database of a hub that it starts',
   rows: [
     {

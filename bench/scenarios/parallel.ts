@@ -7,7 +7,7 @@ import { failures, openLoop, refusals } from '../http_load.ts'
 import type { Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
 import { saturate, saturationSecondsMax } from '../saturation.ts'
-import { settled } from '../settled.ts'
+import { clearUp } from '../settled.ts'
 import type { Scenario } from '../suite.ts'
 
 const callers = 1000
@@ -97,7 +97,7 @@ export const parallel: Scenario = {
         }),
         sleep(beginSeconds * 1000).then(() => openLoop(reads)),
       ])
-      await settled(target, calmSeconds)
+      await clearUp(target, calmSeconds)
       const refused = refusals(posts) ?? refusals(busy)
       if (refused) lab.progress.note(`warning: refused: ${refused}`)
       lab.findings.latencies(side, 'devices page before', quiet.latencies)
