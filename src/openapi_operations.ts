@@ -267,4 +267,26 @@ const socketOperations: Record<string, Json> = {
       ),
     },
   },
+  '/terminals/{id}/ws': {
+    operationId: 'connectTerminal',
+    tags: ['terminals'],
+    summary: 'The socket of a terminal’s operator (WebSocket, subprotocol muster-terminal.v1)',
+    description:
+      'Takes the one-time ticket of `createTerminal` or `createTerminalTicket` as a second subprotocol, ' +
+      '`ticket.` and its value, and no access token. Every frame is binary.',
+    security: [],
+    parameters: [
+      { name: 'id', in: 'path', required: true, schema: { type: 'string' } },
+      {
+        name: 'Sec-WebSocket-Protocol',
+        in: 'header',
+        required: true,
+        schema: { type: 'string', examples: ['muster-terminal.v1, ticket.VALUE'] },
+      },
+    ],
+    responses: {
+      101: { description: 'The connection is a WebSocket now.' },
+      ...Object.fromEntries([400, 401, 426, 503].map((status) => [status, errorReference(status)])),
+    },
+  },
 }

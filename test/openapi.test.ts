@@ -91,10 +91,19 @@ test('paths are below the API, but for those that name their own server', () => 
   }
 })
 
-test('what is no route is told too: the agent’s socket, the scrape token', () => {
+test('what is no route is told too: the sockets, the scrape token', () => {
   const socket = operation('GET', '/agents/{deviceId}/ws')
   assert.deepEqual(socket.security, [{ agentToken: [] }])
   assert.ok(socket.responses[101])
+  const terminal = operation('GET', '/terminals/{id}/ws')
+  assert.deepEqual(terminal.security, [])
+  assert.ok(terminal.responses[101])
+  for (const named of terminal.description.match(/(?<=`)create\w+/g)) {
+    assert.ok(
+      routes.some(({ name }) => name === named),
+      named,
+    )
+  }
   const metrics = operation('GET', '/metrics')
   assert.deepEqual(metrics.security, [{ scrapeToken: [] }])
   assert.deepEqual(Object.keys(metrics.responses[200].content), ['text/plain; version=0.0.4'])

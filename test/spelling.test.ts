@@ -57,6 +57,19 @@ test('a command is cancelled at its actor', async () => {
   await agent.close()
 })
 
+test('a result ends its command, however its agent spells the id', async () => {
+  const one = await device()
+  const agent = await FakeAgent.connect(one, hub.origin)
+  const { id } = (await hub.post(`/devices/${one.deviceId}/commands`, run)).body
+  await agent.frame('command', id)
+  for (const type of ['delivered', 'started'] as const) agent.send({ type, id: capitals(id) })
+  agent.send({ type: 'result', id: capitals(id), status: 'completed', exitCode: 0, stdout: 'up' })
+  await agent.frame('ack', id)
+  const { body } = await hub.get(`/commands/${id}`)
+  assert.deepEqual([body.status, body.result.stdout, body.attempts], ['completed', 'up', 1])
+  await agent.close()
+})
+
 test('a decommissioned device loses its socket with 4003, and the audit finds it', async () => {
   const one = await device()
   const agent = await FakeAgent.connect(one, hub.origin)

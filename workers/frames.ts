@@ -1,5 +1,6 @@
 // Reads agents' frames: from text to a checked value whose strings PostgreSQL can store. Agents are not
 // trusted: whatever they send, the answer is a frame or a reason, never an exception.
+import { isUuid } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import { upgradePhases, type AgentFrame, type AgentMetrics } from '../src/protocol.ts'
 
@@ -31,12 +32,14 @@ function check(members: Members, chars: number): ReadFrame {
     case 'heartbeat':
       return { frame: heartbeat(members) }
     case 'delivered':
-    case 'started':
-      return isId(members['id']) ? { frame: { type: members['type'], id: members['id'] } } : noId
+    case 'started': {
+      const id = idOf(members)
+      return id === undefined ? noId : { frame: { type: members['type'], id } }
+    }
     case 'result':
       return result(members)
     case 'progress':
-      return isId(members['id']) ? progress(members['id'], members) : noId
+      return progress(members)
     case 'inventory':
       return chars > limits.inventoryBytesMax
         ? {
@@ -56,8 +59,10 @@ const noId: ReadFrame = {
   message: 'id must be a string of at most 64 characters',
 }
 
-function isId(value: unknown): value is string {
-  return typeof value === 'string' && value !== '' && value.length <= 64
+/** As the hub writes ids: a UUID in capitals is the same one. */
+function idOf({ id }: Members): string | undefined {
+  if (typeof id !== 'string' || id === '' || id.length > 64) return undefined
+  return /[A-F]/.test(id) && isUuid(id) ? id.toLowerCase() : id
 }
 
 function heartbeat(members: Members): AgentFrame {
@@ -86,7 +91,10 @@ function numbersOf(metrics: Members): AgentMetrics {
 }
 
 /** Of live output nothing is kept; of an upgrade its phase. */
-function progress(id: string, { stream, data }: Members): ReadFrame {
+function progress(members: Members): ReadFrame {
+  const id = idOf(members)
+  if (id === undefined) return noId
+  const { stream, data } = members
   const phase = stream === 'phase' ? upgradePhases.find((name) => name === data) : undefined
   return phase === undefined
     ? { frame: { type: 'progress', id, seq: 0, stream: 'stdout', data: '' } }
@@ -96,8 +104,9 @@ function progress(id: string, { stream, data }: Members): ReadFrame {
 const resultStatuses = ['completed', 'failed', 'timeout', 'cancelled'] as const
 
 function result(members: Members): ReadFrame {
-  const { id, status, exitCode, stdout, stderr, truncated, error, durationMs, data } = members
-  if (!isId(id)) return noId
+  const { status, exitCode, stdout, stderr, truncated, error, durationMs, data } = members
+  const id = idOf(members)
+  if (id === undefined) return noId
   const known = resultStatuses.find((name) => name === status)
   if (known === undefined) {
     return { fault: 'invalid', message: `status must be one of ${resultStatuses.join(', ')}` }
