@@ -64,10 +64,22 @@ with scanned as materialized (
 )
 select (select count(*)::int from scanned) as scanned, (select count(*)::int from made) as made`
 
-/** Whether any webhook listens. */
-export async function anyoneListens(db: Queryable): Promise<boolean> {
-  const rows = await db.query(`select true as found from webhooks where status = 'active' limit 1`)
-  return rows.length > 0
+export interface Work {
+  /** A webhook hears events. */
+  listens: boolean
+  /** A delivery waits, whenever it is due. */
+  waits: boolean
+}
+
+/** Whether there may be anything to do: all that a hub without webhooks asks for. */
+export async function workThere(db: Queryable): Promise<Work> {
+  // In the order of the index of what waits: how few of all deliveries do is never known beforehand.
+  const [row] = await db.query<Work & Record<string, unknown>>(
+    `select exists (select from webhooks where status = 'active') as listens,
+       exists (select from (select from webhook_deliveries where status = 'pending'
+         order by webhook_id limit 1) d) as waits`,
+  )
+  return row ?? { listens: false, waits: false }
 }
 
 /** Moves the cursor past what nobody listened to; a webhook made meanwhile hears of all after it. */

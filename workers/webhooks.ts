@@ -10,13 +10,13 @@ import { openSecret, resealSecrets, signature } from '../src/webhook_secrets.ts'
 import { sender, type Outcome, type Send } from './webhook_sender.ts'
 import {
   advance,
-  anyoneListens,
   claim,
   disableOverflowing,
   finish,
   removeDeleted,
   skip,
   walkStart,
+  workThere,
   type Claimed,
   type Ended,
 } from './webhook_statements.ts'
@@ -64,9 +64,12 @@ export class Webhooks {
       count('webhook_secrets_resealed', await resealSecrets(db, settings.keys))
       this.resealed = true
     }
-    await this.readEvents()
-    await this.begin(false)
-    await this.begin(true)
+    const { listens, waits } = await workThere(db)
+    const made = listens ? await this.readEvents() : 0
+    if (waits || made > 0) {
+      await this.begin(false)
+      await this.begin(true)
+    }
     if (performance.now() - this.surveyedMs >= limits.webhookSurveyMs) await this.survey()
   }
 
@@ -96,13 +99,15 @@ export class Webhooks {
     this.wake = undefined
   }
 
-  private async readEvents(): Promise<void> {
+  /** Makes deliveries of the events that came; returns how many. */
+  private async readEvents(): Promise<number> {
     const { db, count } = this.options
-    if (!(await anyoneListens(db))) return
+    let all = 0
     for (;;) {
-      const advanced = await advance(db)
-      count('webhook_deliveries', advanced?.made ?? 0)
-      if ((advanced?.scanned ?? 0) < limits.outboxBatchMax) return
+      const { scanned, made } = (await advance(db)) ?? { scanned: 0, made: 0 }
+      count('webhook_deliveries', made)
+      all += made
+      if (scanned < limits.outboxBatchMax) return all
     }
   }
 
