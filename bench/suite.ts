@@ -115,7 +115,7 @@ export async function runScenario(
     if (scenario.warmUpSeconds > 0) {
       for (const { side, measure } of entered) {
         progress.step(`${scenario.name}: ${side} warms up`)
-        await measure(Math.min(seconds, scenario.warmUpSeconds))
+        await measure(Math.min(options.seconds ?? Infinity, scenario.warmUpSeconds))
       }
     }
     findings.take()

@@ -78,7 +78,7 @@ export const largeLists: Scenario = {
   agents: 100_000,
   secondsMax: saturationSecondsMax,
   seconds: 18,
-  warmUpSeconds: 1,
+  warmUpSeconds: 6,
   turns: 3,
   ownHub: 'fills the database of a hub that it starts',
   rows: [
