@@ -79,7 +79,7 @@ export const largeLists: Scenario = {
   secondsMax: saturationSecondsMax,
   seconds: 18,
   warmUpSeconds: 6,
-  turns: 3,
+  turns: 9,
   ownHub: 'fills the database of a hub that it starts',
   rows: [
     {
