@@ -2,6 +2,7 @@
 // database is told from a mistake of ours, and how arrays travel. Knows no table.
 import { createHash } from 'node:crypto'
 import pg from 'pg'
+import { databaseSocket } from './database_socket.ts'
 import { AppError } from './errors.ts'
 import { limits } from './limits.ts'
 
@@ -101,6 +102,7 @@ export function connection(
     connectionString: options.url,
     application_name: `muster ${options.name}`,
     connectionTimeoutMillis: limits.checkoutMsMax,
+    stream: databaseSocket,
     keepAlive: true,
     keepAliveInitialDelayMillis: limits.keepAliveMs,
     options: settings.map((setting) => `-c ${setting}`).join(' '),

@@ -553,6 +553,8 @@ export const limits = {
   startedMs: 2_000,
   /** How often connections are looked at for it. */
   statementWatchMs: 1_000,
+  /** What a connection to PostgreSQL reads at once, into memory that it keeps: a page of 50 devices is half of it. */
+  databaseReadBytes: 64 * 1024,
   /** A connection that is used once in so long stays: who reads a page a minute finds its plan kept, which costs 6 ms to make. */
   poolIdleMs: 120_000,
   /** A connection to PostgreSQL that is silent for so long is asked whether the other side is there. */
