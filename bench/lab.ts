@@ -1,7 +1,7 @@
 // One scenario's workplace: its programs, databases, devices and fleets, in a temp folder, all gone
 // when it is closed. A program under test is a Target, whether the bench started it or `--url` named it.
 import { randomBytes, randomUUID } from 'node:crypto'
-import { mkdtempSync, rmSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import type { BenchOptions } from './args.ts'
@@ -12,7 +12,7 @@ import { Fleet, type FleetOptions } from './fleet.ts'
 import { fillHubTables } from './hub_tables.ts'
 import { decommission, enroll, signIn, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
-import { startProgram } from './programs.ts'
+import { checkout, startProgram } from './programs.ts'
 import type { Progress } from './progress.ts'
 import type { Side } from './rows.ts'
 import type { Device } from './sim_agent.ts'
@@ -211,7 +211,12 @@ export class Lab {
     const credentials = this.#credentials
     const metricsToken = randomBytes(24).toString('base64url')
     const program = await startProgram({
-      command: [process.execPath, ...(options.nodeFlags ?? []), file],
+      command: [
+        process.execPath,
+        ...(side === 'hub' ? startFlags(options.folder) : []),
+        ...(options.nodeFlags ?? []),
+        file,
+      ],
       env: {
         ...limitsOff,
         ...(database ? { DATABASE_URL: database.url } : {}),
@@ -272,6 +277,14 @@ export class Lab {
     this.findings.postgres = String(row?.['server_version'])
     return database
   }
+}
+
+/** The flags of Node with which `npm start` starts the hub of a checkout. */
+function startFlags(folder: string = checkout): string[] {
+  const { scripts } = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as {
+    scripts: { start: string }
+  }
+  return scripts.start.split(' ').filter((word) => word.startsWith('--'))
 }
 
 /** CPU of the program and of its PostgreSQL so far; undefined where its processes are not ours. */

@@ -29,7 +29,8 @@ export interface ProgramOptions {
   isReady?: (origin: string) => Promise<boolean>
 }
 
-const checkout = fileURLToPath(new URL('..', import.meta.url))
+/** Of the bench itself. */
+export const checkout = fileURLToPath(new URL('..', import.meta.url))
 /** A hub that drains takes its time. */
 const stopMsMax = 90_000
 

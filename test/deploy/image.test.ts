@@ -137,7 +137,10 @@ describe('the image', { skip }, () => {
       ['10001:10001', '/app', 'SIGTERM', ['/data']],
     )
     assert.deepEqual(Object.keys(config.ExposedPorts), ['8080/tcp'])
-    assert.deepEqual(config.Cmd, ['node', 'src/start.js'])
+    const { scripts } = JSON.parse(readFileSync('package.json', 'utf8')) as {
+      scripts: { start: string }
+    }
+    assert.deepEqual(config.Cmd, scripts.start.split(' '))
   })
 
   test('as that account, on a root file system that is read-only, it serves until it is stopped', async () => {
