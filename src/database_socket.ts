@@ -1,6 +1,6 @@
 // Sockets to PostgreSQL that read into one buffer of their own, again and again. Node makes a new buffer for each read,
-// which lives until a young collection; V8 counts it as memory outside of its heap, and where it reads much collects
-// the whole heap several times a second for it. Knows of PostgreSQL's protocol only where a message ends.
+// which lives until a young collection and counts towards a full one (docs/adr/0023). Knows of PostgreSQL's protocol
+// only where a message ends.
 import { Socket } from 'node:net'
 import type { Duplex } from 'node:stream'
 import { limits } from './limits.ts'

@@ -554,9 +554,11 @@ function onCommands(outcomes: CommandOutcome[]): void {
     if (!fresh) {
       supersede(same, write.epoch)
     } else if (write.completedMs === null) {
-      // Ended behind this actor's back: it must not wait for it.
-      if (!applied) store.outdate(write.id)
-      if (!applied) tell(same, { type: 'ended', id: write.id })
+      if (!applied) {
+        // Ended behind this actor's back: it must not wait for it.
+        store.outdate(write.id)
+        tell(same, { type: 'ended', id: write.id })
+      }
     } else {
       store.outdate(write.id)
       if (applied) {

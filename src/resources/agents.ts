@@ -219,10 +219,11 @@ async function keyPlace(tx: Queryable, key: string, siteId: string | undefined):
       o.status = 'suspended' as suspended`,
     [sha256(key)],
   )
-  if (row === undefined)
+  if (row === undefined) {
     throw wrongSecret(
       'the enrollment secret is wrong, or a site’s key that is used up, expired or revoked',
     )
+  }
   if (siteId !== undefined && siteId !== row.siteId) {
     throw invalid('/siteId', 'is another site than the one this key is for')
   }

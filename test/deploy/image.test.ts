@@ -32,8 +32,9 @@ const run = promisify(execFile)
 const root = join(import.meta.dirname, '..', '..')
 /** The account of the image, as Dockerfile and compose file name it. */
 const account = 10_001
-const { version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as {
+const { version, scripts } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')) as {
   version: string
+  scripts: { start: string }
 }
 
 interface ImageConfig {
@@ -137,9 +138,6 @@ describe('the image', { skip }, () => {
       ['10001:10001', '/app', 'SIGTERM', ['/data']],
     )
     assert.deepEqual(Object.keys(config.ExposedPorts), ['8080/tcp'])
-    const { scripts } = JSON.parse(readFileSync('package.json', 'utf8')) as {
-      scripts: { start: string }
-    }
     assert.deepEqual(config.Cmd, scripts.start.split(' '))
   })
 
