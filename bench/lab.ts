@@ -280,11 +280,16 @@ export class Lab {
 }
 
 /** The flags of Node with which `npm start` starts the hub of a checkout. */
-function startFlags(folder: string = checkout): string[] {
+function startFlags(folder?: string): string[] {
+  return startWords(folder).filter((word) => word.startsWith('--'))
+}
+
+/** What `npm start` runs in a checkout. */
+export function startWords(folder: string = checkout): string[] {
   const { scripts } = JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8')) as {
     scripts: { start: string }
   }
-  return scripts.start.split(' ').filter((word) => word.startsWith('--'))
+  return scripts.start.split(' ')
 }
 
 /** CPU of the program and of its PostgreSQL so far; undefined where its processes are not ours. */

@@ -108,7 +108,7 @@ export async function runScenario(
   const note = describeMissing(missing)
   if (note) progress.note(`${scenario.name}: ${note}`)
   try {
-    const entered: { side: Side; measure: Measure }[] = []
+    const entered: Entered[] = []
     for (const side of sides) {
       entered.push({ side, measure: await scenario.enter(side, lab, agents) })
     }
@@ -119,27 +119,20 @@ export async function runScenario(
       }
     }
     findings.take()
-    const { turns: turnsOfRound = 1, once = false } = scenario
-    const turns = once ? 1 : options.rounds * turnsOfRound
-    const takeTurn = async (turn: number): Promise<Turn> => {
-      const samples: Turn['samples'] = {}
-      let stolen = 0
-      for (const { side, measure } of entered) {
-        progress.step(`${scenario.name}: turn ${turn} of ${Math.max(turn, turns)}, ${side}`)
-        const before = cpuTimes()
-        const sample = await measure(Math.max(1, Math.round(seconds / turnsOfRound)))
-        stolen = Math.max(stolen, stolenShare(before, cpuTimes()))
-        samples[side] = sample
-        progress.note(`${scenario.name}: ${side} ${describeSample(sample)}`)
-      }
-      if (stolen > stolenShareMax) {
-        progress.note(`${scenario.name}: ${percent(stolen)} % of the CPU was stolen in this turn`)
-      }
-      return { samples, found: findings.take(), stolenShare: stolen }
-    }
+    const { turns = 1, once = false } = scenario
+    const wanted = once ? 1 : options.rounds * turns
+    const take = (number: number) =>
+      takeTurn({
+        title: `${scenario.name}: turn ${number} of ${Math.max(number, wanted)}`,
+        name: scenario.name,
+        entered,
+        seconds: Math.max(1, Math.round(seconds / turns)),
+        findings,
+        progress,
+      })
     // Ratios need what is comparable. What stands alone may last for hours, or change what it measures.
-    const turnsMax = entered.length > 1 && !once ? 2 * turns : turns
-    const { counted, repeated } = await takeTurns(turns, turnsMax, takeTurn)
+    const most = entered.length > 1 && !once ? 2 * wanted : wanted
+    const { counted, repeated } = await takeTurns(wanted, most, take)
     const samples: Samples = {}
     for (const turn of counted) {
       findings.add(turn.found)
@@ -163,6 +156,42 @@ export async function runScenario(
     await signals.release()
     await lab.close()
   }
+}
+
+/** A side that can be measured. */
+interface Entered {
+  side: Side
+  measure: Measure
+}
+
+interface TurnOptions {
+  title: string
+  /** The scenario's. */
+  name: string
+  entered: readonly Entered[]
+  /** Of each measurement. */
+  seconds: number
+  findings: Findings
+  progress: Progress
+}
+
+/** Measures every side once. */
+async function takeTurn(options: TurnOptions): Promise<Turn> {
+  const { title, name, entered, seconds, findings, progress } = options
+  const samples: Turn['samples'] = {}
+  let stolen = 0
+  for (const { side, measure } of entered) {
+    progress.step(`${title}, ${side}`)
+    const before = cpuTimes()
+    const sample = await measure(seconds)
+    stolen = Math.max(stolen, stolenShare(before, cpuTimes()))
+    samples[side] = sample
+    progress.note(`${name}: ${side} ${describeSample(sample)}`)
+  }
+  if (stolen > stolenShareMax) {
+    progress.note(`${name}: ${percent(stolen)} % of the CPU was stolen in this turn`)
+  }
+  return { samples, found: findings.take(), stolenShare: stolen }
 }
 
 /** Of a scenario that failed: nothing measured, every goal missed. */

@@ -52,7 +52,7 @@ export interface Config {
   readonly generated: readonly string[]
 }
 
-/** A configuration that can't be started with; `main.ts` prints the message and exits 78. */
+/** A configuration that can't be started with; `program.ts` prints the message and exits 78. */
 export class ConfigError extends Error {
   constructor(problems: string[]) {
     super(

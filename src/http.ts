@@ -5,6 +5,7 @@ import { auditOf } from './audit.ts'
 import { can, operations, type Actor } from './auth.ts'
 import { cleanText } from './clean.ts'
 import { AppError } from './errors.ts'
+import { bodyOf } from './http_body.ts'
 import { bearer } from './http_headers.ts'
 import { beginReply, errorReply, jsonText, sendReply } from './http_reply.ts'
 import {
@@ -17,15 +18,7 @@ import {
 } from './http_request.ts'
 import { writeBytes, writeChunks, type ByteSource, type Reader } from './http_stream.ts'
 import { limits } from './limits.ts'
-import {
-  invalid,
-  nothingSent,
-  type Context,
-  type Reply,
-  type ReplyStream,
-  type Route,
-} from './route.ts'
-import { isUnstorable } from './schema_values.ts'
+import type { Context, Reply, ReplyStream, Route } from './route.ts'
 import { openStream } from './sse.ts'
 import { Turns } from './turns.ts'
 
@@ -236,13 +229,12 @@ class Exchange {
     const params = route.params?.check(this.params)
     const query = route.query?.check(parseQuery(this.queryText))
     if (!route.query && this.queryText !== '') parseQuery(this.queryText)
-    if (route.body) this.requirePlainJson(body !== '')
-    if (body instanceof AppError) throw body
-    if (!route.body && body !== '' && route.at === 'base') this.requireNothing(body)
+    const { contentType, contentEncoding } = this
+    const checkedBody = bodyOf(route, body, { contentType, contentEncoding })
     return route.handle(ctx, {
       params,
       query,
-      body: route.body ? this.checkedBody(body) : undefined,
+      body: checkedBody,
       // Public routes never read it; every other has one by now.
       actor: this.actor as Actor,
       ip: this.ip,
@@ -275,34 +267,6 @@ class Exchange {
     if (route.organizationWide && actor.siteIds !== null) {
       throw new AppError('FORBIDDEN', 'this concerns the whole organization; you see some sites')
     }
-  }
-
-  /** JSON is UTF-8 by its definition, and a packed body could unfold without bound. */
-  private requirePlainJson(hasBody: boolean): void {
-    if (this.contentEncoding !== '') {
-      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body without a Content-Encoding')
-    }
-    if (hasBody && !/^application\/json\s*(;\s*charset="?utf-8"?\s*)?$/i.test(this.contentType)) {
-      throw new AppError('UNSUPPORTED_MEDIA_TYPE', 'send the body as application/json, in UTF-8')
-    }
-  }
-
-  /** Where nothing is asked for, `{}` may be sent, and what is not known is refused as everywhere. */
-  private requireNothing(text: string): void {
-    this.requirePlainJson(true)
-    nothingSent.check(parsed(text))
-  }
-
-  private checkedBody(text: string): unknown {
-    const { route } = this
-    if (text === '' && route.bodyOptional) return route.body?.check({})
-    if (text === '') throw invalid('', 'must be a JSON object; there is none')
-    const value = parsed(text)
-    // Both can only come as an escape: the bytes were checked as UTF-8.
-    if (text.includes('\\u') && isUnstorable(value)) {
-      throw invalid('', 'holds U+0000 or half a surrogate pair, which no string may')
-    }
-    return route.body?.check(value)
   }
 
   /** Every error becomes an answer here; what is not expected never leaks what it was. */
@@ -384,14 +348,6 @@ class Exchange {
     const before = server.probed.get(route)
     server.probed.set(route, status)
     return status === before && status < 400
-  }
-}
-
-function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text)
-  } catch (error) {
-    throw new AppError('INVALID_JSON', 'the body is not valid JSON', { cause: error })
   }
 }
 

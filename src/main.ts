@@ -1,28 +1,28 @@
-// Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through
-// `start.js`; tests call `run()` themselves.
+// Starts a hub's parts in one visible order and stops them in reverse. `npm start` comes here through `start.js` and
+// `program.ts`; tests call `run()` themselves.
 import { createSecretKey } from 'node:crypto'
-import { setTimeout as sleep } from 'node:timers/promises'
-import type { us_listen_socket } from 'uWebSockets.js'
 import { abuseWatch } from './abuse.ts'
 import { auditTrail } from './audit.ts'
 import { accessTokens, derivedKey } from './auth.ts'
 import { bootstrap, introduce } from './bootstrap.ts'
 import { busKeys, joinBus } from './bus.ts'
 import { Commands } from './commands.ts'
-import { ConfigError, readConfig, secretFile, type Config } from './config.ts'
+import { readConfig } from './config.ts'
 import { DataKeys, tellLostKeys, wrappingKeys } from './data_keys.ts'
-import { startDatabase, StartError } from './database.ts'
+import { startDatabase } from './database.ts'
 import { openDatabase, type Database } from './db.ts'
 import { Downloads } from './downloads.ts'
 import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
-import { serveHttp, type HttpOptions, type HttpServer } from './http.ts'
-import { collectGarbage } from './garbage.ts'
+import { greeting, hostOf } from './greeting.ts'
+import { serveHttp, type HttpOptions } from './http.ts'
 import { Handoffs } from './handoffs.ts'
 import { identities } from './identities.ts'
 import { newId } from './ids.ts'
+import { handOver, leave } from './leaving.ts'
 import { limits } from './limits.ts'
-import { createLog, withoutPasswords } from './log.ts'
+import { listen } from './listen.ts'
+import { createLog } from './log.ts'
 import { mailer } from './mail.ts'
 import { createMetrics } from './metrics.ts'
 import { observeFront, observeShard } from './observe.ts'
@@ -321,67 +321,6 @@ export async function run(options: RunOptions): Promise<Hub> {
   }
 }
 
-/**
- * Other hubs take over while this one still serves: readiness says so, and only then agents move, for what
- * stands in front would send them here again. Each keeps its socket until the new one is open.
- */
-async function handOver(noticeMs: number, front: Front): Promise<void> {
-  const spreadMs = Math.min(
-    limits.drainSpreadMsMax,
-    (front.connected() / limits.drainAgentsPerSecond) * 1000,
-  )
-  const startedMs = performance.now()
-  await front.moveAll(noticeMs, spreadMs)
-  const giveUpMs = startedMs + noticeMs + spreadMs + limits.drainLateMs
-  const isOver = () => performance.now() >= startedMs + noticeMs && front.connected() === 0
-  while (!isOver() && performance.now() < giveUpMs) await sleep(50)
-}
-
-/** Lets requests end, then closes the sockets; what the actors still hold is written by the shards. */
-async function leave(ctx: Context, front: Front, server: HttpServer): Promise<void> {
-  ctx.commands.release()
-  ctx.streams.close()
-  ctx.shards.broadcast({ type: 'leaving' })
-  await ctx.terminals.close()
-  await ctx.commands.drained()
-  front.closeAll()
-  const giveUpMs = performance.now() + limits.checkoutMsMax
-  while (server.inFlight() > 0 && performance.now() < giveUpMs) {
-    await sleep(10)
-  }
-}
-
-// The addon takes options beside a host, its type declarations only without one.
-type ListenWithOptions = (
-  host: string,
-  port: number,
-  options: number,
-  listening: (socket: us_listen_socket | false) => void,
-) => void
-const listenExclusive = 1
-
-function listen(
-  app: ReturnType<typeof uWS.App>,
-  config: Config,
-): Promise<{ socket: us_listen_socket; port: number }> {
-  return new Promise((resolve, reject) => {
-    const listenOn = app.listen.bind(app) as unknown as ListenWithOptions
-    // Exclusive: by default two hubs would share a port and each see half of the agents.
-    listenOn(config.host, config.port, listenExclusive, (socket) => {
-      if (socket) resolve({ socket, port: uWS.us_socket_local_port(socket) })
-      else {
-        const message = `port ${config.port} on ${config.host} is taken or not allowed; set PORT to another`
-        reject(new StartError(message, 1))
-      }
-    })
-  })
-}
-
-function hostOf(config: Config): string {
-  if (config.host === '0.0.0.0' || config.host === '::') return 'localhost'
-  return config.host.includes(':') ? `[${config.host}]` : config.host
-}
-
 /** Two uses of one Redis. */
 function both(bus: 'ok' | 'down' | 'off', rates: 'ok' | 'down' | undefined) {
   return bus === 'down' || rates === 'down' ? 'down' : bus
@@ -400,69 +339,4 @@ async function readiness(db: Database, shards: Shards, jobs: Jobs, redis: 'ok' |
     jobs: jobs.healthy() ? 'ok' : 'the jobs thread does not answer',
     redis,
   }
-}
-
-interface Addresses {
-  /** Where it listens. */
-  origin: string
-  publicOrigin: string
-  database: string
-}
-
-function greeting(config: Config, { origin, publicOrigin, database }: Addresses): string[] {
-  const made = config.generated.map(
-    (name) => `${name} is kept in ${secretFile(config.dataDir, name)}`,
-  )
-  const secret = config.generated.includes('AGENT_ENROLLMENT_SECRET')
-    ? `"$(cat '${secretFile(config.dataDir, 'AGENT_ENROLLMENT_SECRET')}')"`
-    : '"$AGENT_ENROLLMENT_SECRET"'
-  return [
-    `Muster ${config.version} runs on ${origin} with ${database}`,
-    `API ${publicOrigin}/api/v1 · reference ${publicOrigin}/docs · health ${publicOrigin}/health/ready`,
-    'Enroll this machine:',
-    `  npm run -s agent -- enroll --url ${publicOrigin} --secret ${secret}`,
-    '  npm run -s agent -- run',
-    ...made,
-  ]
-}
-
-// ---- npm start -------------------------------------------------------------------------------
-
-/** Runs a hub until a signal ends it. */
-export async function start(): Promise<void> {
-  const say = (line: string) => process.stdout.write(`${line}\n`)
-  try {
-    const hub = await run({ env: process.env, say })
-    let signals = 0
-    const stop = (signal: string) => {
-      if (++signals > 1) process.exit(130)
-      say(`${signal}: stopping; once more ends it at once`)
-      void hub.close().then(() => process.exit(0), fail)
-    }
-    process.on('SIGTERM', stop)
-    process.on('SIGINT', stop)
-    const collect = () => {
-      collectGarbage()
-      hub.ctx.shards.broadcast({ type: 'gc' })
-      hub.jobs.collectGarbage()
-    }
-    setTimeout(collect, limits.startedMs).unref()
-    // Measuring memory needs the garbage gone, in every thread.
-    process.on('SIGUSR2', collect)
-  } catch (error) {
-    fail(error)
-  }
-}
-
-/** Says why in one message and exits; a stack only for what nobody expected. */
-function fail(error: unknown): void {
-  const expected = error instanceof ConfigError || error instanceof StartError || isRefusal(error)
-  const text = error instanceof Error ? (expected ? error.message : error.stack) : String(error)
-  process.stderr.write(`${withoutPasswords(text ?? '')}\n`)
-  const exitCode = error instanceof ConfigError ? 78 : isRefusal(error) ? error.exitCode : 1
-  process.exit(exitCode)
-}
-
-function isRefusal(error: unknown): error is Error & { exitCode: number } {
-  return error instanceof Error && 'exitCode' in error && typeof error.exitCode === 'number'
 }

@@ -5,6 +5,7 @@ import { AppError } from './errors.ts'
 import { partOf } from './ids.ts'
 import { limits } from './limits.ts'
 import type { Logger } from './log.ts'
+import { Mailbox, type Pressure } from './mailbox.ts'
 import type {
   CancelAnswer,
   CommandMessage,
@@ -13,7 +14,6 @@ import type {
   Observed,
   ShardData,
   ShardMessage,
-  ToShard,
 } from './protocol.ts'
 
 /** What happens to sockets; the front gives it once it is there. */
@@ -59,31 +59,10 @@ export type EndListener = (ids: string[], rows: ReadonlyMap<string, string>) => 
 
 const noRows: ReadonlyMap<string, string> = new Map()
 
-/** How far a shard is behind: `busy` drops heartbeats, `full` closes who sends anything else. */
-export type Pressure = 'none' | 'busy' | 'full'
-
-interface Batch {
-  mail: ToShard[]
-  bytes: number
-}
-
 interface Shard {
   index: number
   worker: Worker
-  /** Of this turn, handed over as one message; of more turns where it may wait, or while the shard is behind. */
-  mail: ToShard[]
-  mailBytes: number
-  /** Full batches before it, which wait until the shard has confirmed others. */
-  waiting: Batch[]
-  scheduled: boolean
-  /** Hands over what may wait a moment, or what waits because the shard is behind. */
-  timer: NodeJS.Timeout | undefined
-  /** Batches handed over, and those not confirmed yet, oldest first. */
-  posted: number
-  unconfirmed: { number: number; bytes: number; atMs: number }[]
-  /** Of all that is not confirmed, handed over or not. */
-  bytes: number
-  confirmed: Int32Array
+  mailbox: Mailbox
   /** Heartbeats were dropped since the last tick. */
   deaf: boolean
   stopped: (() => void) | undefined
@@ -121,7 +100,7 @@ export class Shards {
 
   /** Hands a message to a device's actor; it is lost when the device is not connected here. */
   tell(deviceId: string, message: ShardMessage): void {
-    this.post(this.shard(this.of(deviceId)), message)
+    this.shard(this.of(deviceId)).mailbox.post(message)
   }
 
   /** A committed command on its way to its device. */
@@ -163,7 +142,7 @@ export class Shards {
 
   /** Tells every shard. */
   broadcast(message: ShardMessage): void {
-    for (const shard of this.shards) this.post(shard, message)
+    for (const shard of this.shards) shard.mailbox.post(message)
   }
 
   /** Status or settings of an organization changed and are committed. */
@@ -183,18 +162,12 @@ export class Shards {
 
   /** Hands a frame over with everything else of this event-loop turn; one that can wait, with what comes next. */
   frame(shardIndex: number, conn: number, text: string, canWait: boolean): void {
-    const shard = this.shard(shardIndex)
-    shard.mail.push(conn, text)
-    this.added(shard, text.length + limits.shardFrameBytes, canWait)
+    this.shard(shardIndex).mailbox.frame(conn, text, canWait)
   }
 
   /** How far a shard is behind right now. */
   pressure(shardIndex: number): Pressure {
-    const shard = this.shard(shardIndex)
-    if (shard.bytes < limits.shardBusyBytes) return 'none'
-    settle(shard)
-    if (shard.bytes < limits.shardBusyBytes) return 'none'
-    return shard.bytes < limits.shardBytesMax ? 'busy' : 'full'
+    return this.shard(shardIndex).mailbox.pressure()
   }
 
   /** The front drops a heartbeat of this shard: no deadline may run while it does. */
@@ -204,11 +177,7 @@ export class Shards {
 
   /** True when every shard has taken its mail within the time it may need. */
   healthy(): boolean {
-    return this.shards.every((shard) => {
-      settle(shard)
-      const [oldest] = shard.unconfirmed
-      return !oldest || performance.now() - oldest.atMs < limits.shardBehindMsMax
-    })
+    return this.shards.every(({ mailbox }) => mailbox.behindMs() < limits.shardBehindMsMax)
   }
 
   /** Lets every shard write what it holds, then ends the threads. */
@@ -221,7 +190,8 @@ export class Shards {
           shard.stopped = resolve
           shard.worker.once('exit', () => resolve())
         })
-        this.post(shard, { type: 'stop' })
+        shard.mailbox.end()
+        shard.mailbox.post({ type: 'stop' })
         await stopped
         await shard.worker.terminate()
       }),
@@ -235,7 +205,7 @@ export class Shards {
 
   private tick(): void {
     for (const shard of this.shards) {
-      this.post(shard, { type: 'tick', deaf: shard.deaf })
+      shard.mailbox.post({ type: 'tick', deaf: shard.deaf })
       shard.deaf = false
     }
   }
@@ -246,58 +216,11 @@ export class Shards {
     return shard
   }
 
-  private post(shard: Shard, message: ShardMessage): void {
-    shard.mail.push(message)
-    this.added(shard, 200)
-  }
-
-  private added(shard: Shard, bytes: number, canWait = false): void {
-    shard.mailBytes += bytes
-    shard.bytes += bytes
-    if (shard.mail.length >= limits.shardBatchFramesMax * 2) {
-      closeBatch(shard)
-      this.flush(shard)
-    } else if (canWait) {
-      this.flushWithin(shard, limits.heartbeatGapMs)
-    } else if (!shard.scheduled) {
-      shard.scheduled = true
-      // After the poll phase: one message for all that this turn brought.
-      setImmediate(() => {
-        shard.scheduled = false
-        this.flush(shard)
-      })
-    }
-  }
-
-  /**
-   * Hands over what there is, as far as the shard is not behind; the rest goes on growing into larger batches. A hub
-   * that ends waits for no shard: what ends them comes last.
-   */
-  private flush(shard: Shard): void {
-    if (shard.unconfirmed.length > 16) settle(shard)
-    while (this.closing || shard.unconfirmed.length < limits.shardBatchesMax) {
-      if (shard.waiting.length === 0) closeBatch(shard)
-      const batch = shard.waiting.shift()
-      if (batch === undefined) return
-      const { mail, bytes } = batch
-      shard.posted++
-      shard.unconfirmed.push({ number: shard.posted, bytes, atMs: performance.now() })
-      this.options.onBatch(mail.length)
-      shard.worker.postMessage({ atMs: Date.now(), mail })
-    }
-    // It is behind, and tells nobody when it no longer is.
-    this.flushWithin(shard, limits.shardLookMs)
-  }
-
-  private flushWithin(shard: Shard, ms: number): void {
-    shard.timer ??= setTimeout(() => {
-      shard.timer = undefined
-      this.flush(shard)
-    }, ms)
-  }
-
   private start(index: number): Shard {
-    const confirmed = new SharedArrayBuffer(4)
+    const mailbox = new Mailbox((mail) => {
+      this.options.onBatch(mail.length)
+      worker.postMessage({ atMs: Date.now(), mail })
+    })
     const { count, nodeId, databaseUrl, logLevel, heartbeatSeconds, wrappingKeys } = this.options
     const workerData: ShardData = {
       index,
@@ -307,24 +230,10 @@ export class Shards {
       logLevel,
       heartbeatSeconds,
       wrappingKeys,
-      confirmed,
+      confirmed: mailbox.confirmed,
     }
     const worker = new Worker(new URL('../workers/shard.ts', import.meta.url), { workerData })
-    const shard: Shard = {
-      index,
-      worker,
-      mail: [],
-      mailBytes: 0,
-      waiting: [],
-      scheduled: false,
-      timer: undefined,
-      posted: 0,
-      unconfirmed: [],
-      bytes: 0,
-      confirmed: new Int32Array(confirmed),
-      deaf: false,
-      stopped: undefined,
-    }
+    const shard: Shard = { index, worker, mailbox, deaf: false, stopped: undefined }
     worker.on('message', ({ mail }: FrontMail) => this.receive(shard, mail))
     worker.on('error', (error) =>
       this.options.log.error({ err: error, shard: index }, 'shard died'),
@@ -338,14 +247,14 @@ export class Shards {
     if (this.closing || this.shards[dead.index] !== dead) return
     this.options.log.error({ shard: dead.index, code }, 'a shard thread ended; it is replaced')
     this.options.onRestart()
-    clearTimeout(dead.timer)
+    dead.mailbox.abandon()
     const shard = this.start(dead.index)
     this.shards[dead.index] = shard
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {
-      this.post(shard, { type: 'connect', ...socket, resumed: true, token: 'current' })
+      shard.mailbox.post({ type: 'connect', ...socket, resumed: true, token: 'current' })
     }
     // Sockets that closed while the dead one still owed the word of it are nobody's any more.
-    this.post(shard, { type: 'replayed' })
+    shard.mailbox.post({ type: 'replayed' })
   }
 
   private receive(shard: Shard, mail: FrontMail['mail']): void {
@@ -361,7 +270,7 @@ export class Shards {
     switch (message.type) {
       case 'command': {
         const { conn, id, text } = message
-        if (this.sockets?.sendCommand(conn, text)) this.post(shard, { type: 'sent', conn, id })
+        if (this.sockets?.sendCommand(conn, text)) shard.mailbox.post({ type: 'sent', conn, id })
         return
       }
       case 'close':
@@ -385,26 +294,4 @@ export class Shards {
         return shard.stopped?.()
     }
   }
-}
-
-/** What was gathered is a batch from now on. */
-function closeBatch(shard: Shard): void {
-  const { mail, mailBytes: bytes } = shard
-  if (mail.length === 0) return
-  shard.waiting.push({ mail, bytes })
-  shard.mail = []
-  shard.mailBytes = 0
-}
-
-/** Forgets what the shard has confirmed by now. */
-function settle(shard: Shard): void {
-  const done = Atomics.load(shard.confirmed, 0)
-  let count = 0
-  for (const { number, bytes } of shard.unconfirmed) {
-    // Both wrap at 32 bits; their difference does not.
-    if (((number - done) | 0) > 0) break
-    shard.bytes -= bytes
-    count++
-  }
-  if (count > 0) shard.unconfirmed.splice(0, count)
 }

@@ -21,5 +21,5 @@ if (folder !== undefined) {
   process.env['NODE_COMPILE_CACHE'] = compiled
 }
 
-const { start } = await import('./main.ts')
+const { start } = await import('./program.ts')
 await start()

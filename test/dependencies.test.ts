@@ -12,8 +12,8 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const order = `
   errors ids once limits config log loop_delay garbage metrics protocol terminal_frames terminal_streams terminal_client clean versions executable release_manifest release_files release_keys release_folder byte_range batch private_folder uws address destinations auth seal schema_errors schema_values actions
   http_headers database_socket db command_row handoff_sql redis bus webhook_secrets listener database_rights hub_order migrate postgres_programs postgres_process postgres_cluster postgres_lock
-  embedded database data_keys page audit audit_chains slots releases downloads mail events outbox alerts identities event_streams sessions allowance terminal_rows terminal_recorder terminal_session terminal_table terminal_agents terminal_access terminal_ends stray_frames terminals terminal_messages terminal_link terminal_lines terminal_routes terminal_relay passwords rate_tally rate_sharing rates abuse agent_tokens shards observe peers
-  queue execution_ends upgrades execution_targets commands handoffs route openapi_errors openapi_operations openapi resources bootstrap http_reply http_request http_stream sse turns http front terminal_sockets main start
+  embedded database data_keys page audit audit_chains slots releases downloads mail events outbox alerts identities event_streams sessions allowance terminal_rows terminal_recorder terminal_session terminal_table terminal_agents terminal_access terminal_ends stray_frames terminals terminal_messages terminal_link terminal_lines terminal_routes terminal_relay passwords rate_tally rate_sharing rates abuse agent_tokens mailbox shards observe peers
+  queue execution_ends upgrades execution_targets command_statements commands handoffs route openapi_errors openapi_operations openapi resources bootstrap http_reply http_request http_body http_stream sse turns http front terminal_sockets listen leaving greeting main program start
 `
   .trim()
   .split(/\s+/)
@@ -27,7 +27,7 @@ const knownBy: Record<string, string[]> = {
     'src/http_reply.ts',
     'src/http_request.ts',
     'src/http_stream.ts',
-    'src/main.ts',
+    'src/listen.ts',
     'src/sse.ts',
     'src/terminal_sockets.ts',
     'src/uws.ts',
@@ -112,7 +112,7 @@ test('no thread starts with what most hubs never need: each weighs megabytes', (
 test('the threads know neither http, front nor main, and src/ loads no thread', () => {
   const wrong = imports.filter(
     ({ from, to, typeOnly }) =>
-      (from.startsWith('workers/') && /^src\/(http|front|main)\.ts$/.test(to)) ||
+      (from.startsWith('workers/') && /^src\/(http|front|main|program)\.ts$/.test(to)) ||
       (from.startsWith('src/') && to.startsWith('workers/') && !typeOnly),
   )
   assert.deepEqual(written(wrong), [])

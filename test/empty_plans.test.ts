@@ -5,7 +5,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { lockSql, raiseSql, resolveKeysSql } from '../src/alerts.ts'
-import { acceptSql, repeatsSql } from '../src/commands.ts'
+import { acceptSql, repeatsSql } from '../src/command_statements.ts'
 import { openDatabase, Where, type Database, type Queryable } from '../src/db.ts'
 import { openIdsSql } from '../src/command_row.ts'
 import { newId } from '../src/ids.ts'

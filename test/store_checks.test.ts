@@ -47,10 +47,10 @@ function storeOf(onTold: (id: string) => void = () => {}) {
 test('an answer that is older than what became of the command is asked for anew', async () => {
   const { store, reads, told, answer } = storeOf()
   const [id, other] = [newId(), newId()]
-  store.check(actor(1), id)
+  store.checks.check(actor(1), id)
   await answer(-1)
-  store.check(actor(1), other)
-  store.outdate(id)
+  store.checks.check(actor(1), other)
+  store.checks.outdate(id)
   await answer(0)
   assert.deepEqual(told, [])
   assert.deepEqual(
@@ -60,8 +60,8 @@ test('an answer that is older than what became of the command is asked for anew'
   await answer(1)
   assert.deepEqual(told, [`${other} to 1`, `${id} to 1`])
   // What is settled is not kept.
-  store.outdate(id)
-  store.check(actor(1), id)
+  store.checks.outdate(id)
+  store.checks.check(actor(1), id)
   await answer(2)
   assert.equal(told.at(-1), `${id} to 1`)
   assert.equal(reads.length, 3)
@@ -70,10 +70,10 @@ test('an answer that is older than what became of the command is asked for anew'
 test('the last who asked is told, of what was read after that; and nobody of a foreign command', async () => {
   const { store, reads, told, answer } = storeOf()
   const [id, foreign] = [newId(), newId()]
-  store.check(actor(1), id)
+  store.checks.check(actor(1), id)
   await answer(-1)
-  store.check(actor(2), id)
-  store.check(actor(3, newId()), foreign)
+  store.checks.check(actor(2), id)
+  store.checks.check(actor(3, newId()), foreign)
   await answer(0)
   await answer(1)
   await answer(2)
@@ -86,7 +86,7 @@ test('an actor that breaks takes no answer from the others', async () => {
   const { store, reads, told, problems, answer } = storeOf((id) => {
     if (id === ids[1]) throw new Error('broken')
   })
-  for (const id of ids) store.check(actor(1), id)
+  for (const id of ids) store.checks.check(actor(1), id)
   for (let n = 0; n < 12; n++) await answer(n)
   assert.deepEqual(
     ids.map((id) => told.includes(`${id} to 1`)),
@@ -94,7 +94,7 @@ test('an actor that breaks takes no answer from the others', async () => {
   )
   assert.equal(problems.length, 1)
   const before = reads.length
-  store.check(actor(1), ids[1] ?? '')
+  store.checks.check(actor(1), ids[1] ?? '')
   await answer(-1)
   assert.equal(reads.length, before + 1, 'it may be asked for again')
 })

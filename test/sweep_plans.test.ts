@@ -5,6 +5,7 @@ import { openDatabase, type Database } from '../src/db.ts'
 import { limits } from '../src/limits.ts'
 import { dueSql, returnedSql } from '../workers/absences.ts'
 import { failedEndsSql } from '../workers/failures.ts'
+import { alertsLookSql, executionsLookSql, rolloutsLookSql } from '../workers/looks.ts'
 import { orphansSql } from '../workers/nodes.ts'
 import { upgradeEndsSql } from '../workers/rollout_statements.ts'
 import { expiredSql, keysSql, timeoutSql } from '../workers/sweeps.ts'
@@ -155,6 +156,25 @@ test('ends of upgrades are found by their own index of the outbox', async () => 
   const events = nodes.filter((node) => node['Relation Name'] === `events_${month}`)
   assert.ok(events.length > 0)
   for (const node of events) assert.match(node['Index Name'] ?? '', /^events_\d+_xid_id_idx2$/)
+})
+
+test('a look before the sweeps reads no large table', async () => {
+  await db.query(
+    `update alert_cursors k set (xid, id) = (select xid, id from events order by xid desc, id desc limit 1)`,
+  )
+  const looks: [sql: string, values: unknown[]][] = [
+    [executionsLookSql, [10]],
+    [rolloutsLookSql, []],
+    [alertsLookSql, [1, 60, 1e6, 75]],
+  ]
+  const tables = ['device_presence', 'devices', 'commands', 'events']
+  const large = new Set(tables.flatMap((name) => [name, `${name}_${month}`]))
+  for (const [sql, values] of looks) {
+    for (const node of await plan(sql, values)) {
+      if (node['Node Type'] !== 'Seq Scan') continue
+      assert.ok(!large.has(node['Relation Name'] ?? ''), `${node['Relation Name']} is read`)
+    }
+  }
 })
 
 test('every list of alerts is read in its order, open ones by their own indexes', async () => {

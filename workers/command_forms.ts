@@ -4,7 +4,7 @@ import { isConcurrent } from '../src/protocol.ts'
 import type { CommandWrite } from './command_writes.ts'
 import type { Device, End, OpenCommand, WorldStage } from './device_state.ts'
 import { jsonOf } from './frames.ts'
-import type { StoredCommand } from './store.ts'
+import type { StoredCommand } from './statements.ts'
 
 /** Now, in ms: the front's clock, how long that stood still, and what a run may take past its time-out. */
 export interface Times {

@@ -5,6 +5,7 @@ import { plainArray, textArray, type Database } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import type { CommandStatus } from '../src/protocol.ts'
+import type { LaneEvents } from './lanes.ts'
 import { persist } from './persist.ts'
 import { commandsSql, plainCommandsSql } from './statements.ts'
 
@@ -41,10 +42,8 @@ export interface CommandOutcome {
   row: string | null
 }
 
-export interface CommandEvents {
+export interface CommandEvents extends LaneEvents {
   onCommands(outcomes: CommandOutcome[]): void
-  onBatch(statement: string, rows: number): void
-  onProblem(message: string, details: Record<string, unknown>): void
 }
 
 /** By command: with two rows of one command a statement would take either, and tell of both. */

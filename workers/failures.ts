@@ -90,6 +90,9 @@ const cursorSql = `
 select xid::text as xid, id
 from alert_cursors where name = 'failed_ends'`
 
+/** SQL: the event `e` tells of a failed end. */
+export const failedEndSql = `e.type in ('command.failed', 'command.timeout')`
+
 /** $1 and $2 after which event, $3 rows. Only what no open transaction can still precede. */
 export const failedEndsSql = `
 select e.xid::text as xid, e.id as "eventId", e.org_id as "orgId", d.id as "deviceId",
@@ -99,7 +102,7 @@ select e.xid::text as xid, e.id as "eventId", e.org_id as "orgId", d.id as "devi
   case when c.action = 'upgrade_agent' then c.payload->>'version' end as version, d.hostname
 from (
   select e.* from events e
-  where e.type in ('command.failed', 'command.timeout') and (e.xid, e.id) > ($1::xid8, $2::uuid)
+  where ${failedEndSql} and (e.xid, e.id) > ($1::xid8, $2::uuid)
     and e.xid < pg_snapshot_xmin(hub_snapshot())
   order by e.xid, e.id
   limit $3

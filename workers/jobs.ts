@@ -21,6 +21,7 @@ import {
 import { endAbsences, judgeAbsences } from './absences.ts'
 import { fanOut, finishExecutions, resendStalled } from './executions.ts'
 import { raiseFailures } from './failures.ts'
+import { lookForAlerts, lookForExecutions, lookForRollouts } from './looks.ts'
 import { maintain } from './maintenance.ts'
 import { endInterrupted } from '../src/terminal_rows.ts'
 import { deadNodes, endOrphans, forgetNodes, Lease, PeerWatch } from './nodes.ts'
@@ -208,9 +209,10 @@ async function sweepAlerts(): Promise<void> {
     seconds: (Date.now() - data.startedMs) / 1000,
     graceSeconds: data.restartGraceSeconds,
   }
-  await inBatches('returns', limits.sweepBatchMax, () => endAbsences(db))
-  await inBatches('absences', limits.sweepBatchMax, () => judgeAbsences(db, uptime))
-  await inBatches('failures', limits.alertBatchMax, () => raiseFailures(db))
+  const { returns, absences, failures } = await lookForAlerts(db, uptime)
+  if (returns) await inBatches('returns', limits.sweepBatchMax, () => endAbsences(db))
+  if (absences) await inBatches('absences', limits.sweepBatchMax, () => judgeAbsences(db, uptime))
+  if (failures) await inBatches('failures', limits.alertBatchMax, () => raiseFailures(db))
 }
 
 async function inBatches(
@@ -227,13 +229,16 @@ async function inBatches(
 
 /** Executions whose last command ended, and those whose fan-out stopped with its thread. */
 async function sweepExecutions(): Promise<void> {
-  count('executions', await finishExecutions(db))
-  count('stalled_executions', await resendStalled(db))
+  const { ends, stalled } = await lookForExecutions(db)
+  if (ends) count('executions', await finishExecutions(db))
+  if (stalled) count('stalled_executions', await resendStalled(db))
 }
 
 async function sweepRollouts(): Promise<void> {
-  await inBatches('upgrade_ends', limits.rolloutEndsMax, () => noteUpgradeEnds(db))
-  count('rollouts', await sendDueRollouts(db))
+  const { ends, due } = await lookForRollouts(db)
+  if (ends) await inBatches('upgrade_ends', limits.rolloutEndsMax, () => noteUpgradeEnds(db))
+  // An end makes its roll-out due.
+  if (ends || due) count('rollouts', await sendDueRollouts(db))
 }
 
 /** Seals what became visible; batch by batch, so that other hubs' and our own statements come between. */

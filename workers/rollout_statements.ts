@@ -62,14 +62,16 @@ select t.device_id as "deviceId", t.id, t.here, t.elsewhere, jsonb_build_object(
   floor(extract(epoch from t.expires_at) * 1000)::float8 as "expiresMs"
 from t where t.skip is null order by t.device_id`
 
+/** SQL: the event `e` tells of the end of an upgrade. */
+export const upgradeEndSql = `e.type in ('command.completed', 'command.failed', 'command.timeout', 'command.expired',
+    'command.cancelled') and e.data->>'action' = 'upgrade_agent'`
+
 /** $1 and $2 after which event, $3 rows. Only what no open transaction can still precede. */
 export const upgradeEndsSql = `
 select e.xid::text as xid, e.id as "eventId", e.data->>'commandId' as "commandId",
   e.data->>'status' as status
 from events e
-where e.type in ('command.completed', 'command.failed', 'command.timeout', 'command.expired',
-    'command.cancelled')
-  and e.data->>'action' = 'upgrade_agent' and (e.xid, e.id) > ($1::xid8, $2::uuid)
+where ${upgradeEndSql} and (e.xid, e.id) > ($1::xid8, $2::uuid)
   and e.xid < pg_snapshot_xmin(hub_snapshot())
 order by e.xid, e.id
 limit $3`

@@ -9,7 +9,23 @@ import { siteSql } from '../src/events.ts'
 import { elsewhereSql } from '../src/handoff_sql.ts'
 import { upgradeColumns, upgradeEndsSql, upgradeStartsSql } from '../src/upgrades.ts'
 
-// An open command as an actor takes it; `o` is the row.
+/** A command as the claim finds it in PostgreSQL; times in ms since 1970. */
+export interface StoredCommand {
+  id: string
+  action: string
+  payload: string
+  status: 'pending' | 'sent' | 'delivered' | 'running'
+  attempts: number
+  timeoutSeconds: number
+  createdMs: number
+  expiresMs: number
+  deliveredMs: number | null
+  startedMs: number | null
+  cancelRequested: boolean
+  executionId: string | null
+}
+
+// The same in SQL; `o` is the row.
 const storedCommand = `json_build_object(
     'id', o.id, 'action', o.action, 'payload', o.payload::text, 'status', o.status,
     'attempts', o.attempts, 'timeoutSeconds', o.timeout_seconds,

@@ -1,8 +1,8 @@
 // P13: `npm start` to ready on a data folder that exists, embedded PostgreSQL included, and what the
 // idle hub weighs by itself.
-import { join } from 'node:path'
+import { basename, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import type { Lab } from '../lab.ts'
+import { startWords, type Lab } from '../lab.ts'
 import { commandLine, descendants, rssBytes } from '../proc.ts'
 import { startProgram, type Program } from '../programs.ts'
 import type { Scenario } from '../suite.ts'
@@ -67,5 +67,9 @@ async function npmStart(lab: Lab): Promise<Program> {
 
 /** npm runs a shell that runs the hub; only the hub is weighed. */
 function findHub({ pid }: Program): number | undefined {
-  return descendants(pid).find((member) => /^\S*node src\/start\.js/.test(commandLine(member)))
+  const [node = '', ...rest] = startWords()
+  return descendants(pid).find((member) => {
+    const [program = '', ...args] = commandLine(member).split(' ')
+    return basename(program) === node && args.join(' ') === rest.join(' ')
+  })
 }
