@@ -159,32 +159,43 @@ export const growth: Scenario = {
   },
 }
 
+/**
+ * All operations in turn, several times: they are minutes apart at one size and at the next, and a slow spell of the
+ * machine shall fall on one measurement of each instead of on all of one.
+ */
 async function measureAt(at: Size, seconds: number): Promise<Map<string, Cost>> {
-  const costs = new Map<string, Cost>()
-  for (const operation of operations) {
-    const taken: Cost[] = []
-    for (let repeat = 0; repeat < repeats; repeat++) {
+  const taken = new Map<string, Cost[]>(operations.map(({ id }) => [id, []]))
+  for (let repeat = 0; repeat < repeats; repeat++) {
+    for (const operation of operations) {
+      // Else autovacuum would clear up what the operations before left behind.
+      await at.target.database?.read('vacuum (analyze)')
       const before = await used(at.target)
       const times = await operation.run(at, seconds)
       const after = await used(at.target)
-      taken.push({
+      taken.get(operation.id)?.push({
         us: (after.us - before.us) / times,
         frontUs: (after.frontUs - before.frontUs) / times,
         postgresUs: (after.postgresUs - before.postgresUs) / times,
         walBytes: (after.walBytes - before.walBytes) / times,
       })
     }
-    const list = taken.map(({ us }) => us.toFixed(1)).join(' ')
-    at.progress.note(`growth: ${at.devices.length} agents, ${operation.id} ${list} µs`)
-    const middle = (of: keyof Cost) => median(taken.map((cost) => cost[of])) ?? 0
-    costs.set(operation.id, {
-      us: middle('us'),
-      frontUs: middle('frontUs'),
-      postgresUs: middle('postgresUs'),
-      walBytes: middle('walBytes'),
-    })
   }
-  return costs
+  return new Map(
+    Array.from(taken, ([id, costs]) => {
+      const list = costs.map(({ us }) => us.toFixed(1)).join(' ')
+      at.progress.note(`growth: ${at.devices.length} agents, ${id} ${list} µs`)
+      const middle = (of: keyof Cost) => median(costs.map((cost) => cost[of])) ?? 0
+      return [
+        id,
+        {
+          us: middle('us'),
+          frontUs: middle('frontUs'),
+          postgresUs: middle('postgresUs'),
+          walBytes: middle('walBytes'),
+        },
+      ]
+    }),
+  )
 }
 
 async function used(target: Target): Promise<Cost> {
