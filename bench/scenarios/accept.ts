@@ -28,7 +28,8 @@ export const accept: Scenario = {
   // A device queues 100 commands at most: 10,000 take a million, some 20 s of this load in all.
   agents: 10_000,
   seconds: 5,
-  warmUpSeconds: 4,
+  // For so long the compiler is at work on the hub.
+  warmUpSeconds: 15,
   turns: 2,
   rows: [
     {
