@@ -15,23 +15,23 @@ const wireBytes = { connect: 7000, rest: 9, command: 3200, page: 40_000 } as con
 
 export const measuredCosts: Costs = {
   connect: {
-    hubUs: 199,
-    frontUs: 136,
-    postgresUs: 141,
-    walBytes: 1749,
+    hubUs: 161,
+    frontUs: 129,
+    postgresUs: 86,
+    walBytes: 1893,
     wireBytes: wireBytes.connect,
   },
-  rest: { hubUs: 5.4, frontUs: 2.7, postgresUs: 1.5, walBytes: 2.2, wireBytes: wireBytes.rest },
+  rest: { hubUs: 2.8, frontUs: 1.7, postgresUs: 0.8, walBytes: 1.7, wireBytes: wireBytes.rest },
   command: {
-    hubUs: 289,
-    frontUs: 170,
-    postgresUs: 363,
-    walBytes: 4375,
+    hubUs: 203,
+    frontUs: 130,
+    postgresUs: 221,
+    walBytes: 3831,
     wireBytes: wireBytes.command,
   },
-  page: { hubUs: 722, frontUs: 528, postgresUs: 1337, walBytes: 96, wireBytes: wireBytes.page },
-  hubMegabytes: 165,
-  agentKilobytes: 1.7,
+  page: { hubUs: 348, frontUs: 292, postgresUs: 803, walBytes: 59, wireBytes: wireBytes.page },
+  hubMegabytes: 141,
+  agentKilobytes: 1.3,
   commandDiskBytes: 2000,
 }
 

@@ -193,6 +193,56 @@ test('more rows than one link holds are sealed in several, chains side by side',
   assert.ok(links.length >= 4 && links.every((link) => link.rows <= limits.sealRowsMax))
 })
 
+test('a digest is what it was when it went by way of jsonb, whatever the row holds', async () => {
+  const orgId = await makeOrganization(hub)
+  const texts = [
+    '',
+    'a "quoted" \\ one',
+    '\t\n\u0001\u007f',
+    'é ü 漢 \u2028 🙂',
+    '</script>',
+    '{}',
+    'null',
+  ]
+  const values = [
+    null,
+    true,
+    0,
+    -0.1,
+    1e300,
+    1e-7,
+    12345678901234,
+    '',
+    [],
+    {},
+    [[]],
+    [{ '': null }],
+  ]
+  const entries = texts.flatMap((text) =>
+    values.map((value) =>
+      entry(orgId, {
+        resourceId: text,
+        userAgent: text === '' ? null : text,
+        deviceId: null,
+        details: { [text]: value, nested: { [text]: [value, { text }] } },
+      }),
+    ),
+  )
+  await insertAudit(db, entries)
+  const [sum] = await owner.query<{ same: number; different: number }>(
+    `select count(*) filter (where s)::int as same, count(*) filter (where s is not true)::int as different
+     from (
+       select audit_digest(a) = sha256(convert_to(jsonb_build_array(
+         a.id, a.org_id, extract(epoch from a.at), a.actor_type, a.actor_id, a.actor_email, a.action,
+         a.resource_type, a.resource_id, a.device_id, a.result, a.ip, a.user_agent, a.request_id,
+         a.details, a.xid::text)::text, 'UTF8')) as s
+       from audit a
+     ) as rows`,
+  )
+  assert.ok(sum && sum.same >= entries.length)
+  assert.equal(sum.different, 0)
+})
+
 test('the jobs of a hub seal by themselves', async () => {
   const { orgId } = await makeChain()
   await add(orgId)

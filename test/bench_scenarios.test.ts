@@ -161,6 +161,13 @@ test('several hubs hold what one holds', async () => {
   assert.ok((row('N3')?.value ?? 0) > 0)
 })
 
+test('the hub that npm start runs is found behind npm and its shell', async () => {
+  const { row } = await measure(['start'], ['--agents', '1'])
+  assert.ok((row('P13a')?.value ?? 0) > 0)
+  // Neither weighs so much.
+  assert.ok((row('P13b')?.value ?? 0) > 100)
+})
+
 describe('against a hub given by its address', () => {
   let hub: TestHub
   before(async () => {
