@@ -183,8 +183,8 @@ export function serveAgents(app: TemplatedApp, ctx: Context): Front {
     close: (conn, code, reason) => sockets.get(conn)?.end(code, reason),
     *openOf(shard): Iterable<SocketOf> {
       for (const ws of sockets.values()) {
-        const { conn, deviceId, orgId, ip, shard: own } = ws.getUserData()
-        if (own === shard) yield { conn, deviceId, orgId, ip }
+        const { conn, deviceId, orgId, ip, order, shard: own } = ws.getUserData()
+        if (own === shard) yield { conn, deviceId, orgId, ip, resumed: order > 0 }
       }
     },
   }

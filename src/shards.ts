@@ -31,6 +31,8 @@ export interface SocketOf {
   deviceId: string
   orgId: string
   ip: string
+  /** It was welcomed. */
+  resumed: boolean
 }
 
 export interface ShardsOptions {
@@ -251,7 +253,7 @@ export class Shards {
     const shard = this.start(dead.index)
     this.shards[dead.index] = shard
     for (const socket of this.sockets?.openOf(dead.index) ?? []) {
-      shard.mailbox.post({ type: 'connect', ...socket, resumed: true, token: 'current' })
+      shard.mailbox.post({ type: 'connect', ...socket, token: 'current' })
     }
     // Sockets that closed while the dead one still owed the word of it are nobody's any more.
     shard.mailbox.post({ type: 'replayed' })

@@ -32,6 +32,8 @@ export class Roster {
   /** By the front's connection number. */
   private readonly byConn = new Map<number, Device>()
   private readonly byId = new Map<string, Device>()
+  /** Whose claim is under way, and was doubted since. */
+  private readonly doubted = new WeakSet<Device>()
   private readonly flipFlops = new FlipFlops()
   private doubtTimer: NodeJS.Timeout | undefined
   private stopped = false
@@ -151,6 +153,10 @@ export class Roster {
       return
     }
     if (epoch === 0) return this.close(device, closeCodes.decommissioned, 'decommissioned')
+    if (this.doubted.delete(device)) {
+      const token = claim.token === 'old' ? 'old' : 'current'
+      return store.claim({ ...claim, token })
+    }
     if (terminals.length > 0) {
       front.tell({ type: 'terminals', deviceId: device.id, conn: device.conn, sessions: terminals })
     }
@@ -203,8 +209,17 @@ export class Roster {
     for (const device of Array.from(this.byId.values())) this.claimAnew(device)
   }
 
-  /** The socket stays; its device begins again with a new epoch and the queue that PostgreSQL holds. */
-  private claimAnew({ conn, id: deviceId, orgId }: Device): void {
+  /**
+   * The socket stays; its device begins again with a new epoch and the queue that PostgreSQL holds. One that waits for
+   * its claim goes on waiting: of two claims under way it would take the first for its own, and write with an epoch
+   * that the second had raised.
+   */
+  private claimAnew(device: Device): void {
+    if (device.epoch === 0) {
+      this.doubted.add(device)
+      return
+    }
+    const { conn, id: deviceId, orgId } = device
     const more = { ip: null, resumed: true, token: 'current' } as const
     this.connect({ type: 'connect', conn, deviceId, orgId, ...more })
   }
