@@ -28,7 +28,7 @@ export const accept: Scenario = {
   // A device queues 100 commands at most: 10,000 take a million, some 20 s of this load in all.
   agents: 10_000,
   seconds: 5,
-  // For so long the compiler is at work on the hub.
+  // As long as the compiler may be at work on the hub, though its turns show no trend after 4 either.
   warmUpSeconds: 15,
   turns: 2,
   rows: [
