@@ -4,6 +4,11 @@ import { fileURLToPath } from 'node:url'
 import pg from 'pg'
 import { migrate } from '../src/migrate.ts'
 
+/** The token that such a device would have, as long as a real one. */
+export function madeUpToken(id: string): string {
+  return `mst_${id}_______`
+}
+
 /** Makes the tables, and `count` devices of one site in them; returns their ids. */
 export async function fillHubTables(url: string, count: number): Promise<string[]> {
   await migrate({
@@ -23,10 +28,10 @@ export async function fillHubTables(url: string, count: number): Promise<string[
     await client.query(`insert into sites (id, org_id, name) values ($1, $2, 's')`, [siteId, orgId])
     const { rows } = await client.query<{ id: string }>(
       `insert into devices (id, org_id, site_id, hostname, os, arch, token_hash)
-       select gen_random_uuid(), $1, $2, 'h', 'linux', 'amd64', sha256((n || $4)::bytea)
-       from generate_series(1, $3::int) as n
+       select id, $1, $2, 'h', 'linux', 'amd64', sha256(('mst_' || id || '_______')::bytea)
+       from (select gen_random_uuid() as id from generate_series(1, $3::int)) n
        returning id`,
-      [orgId, siteId, count, orgId],
+      [orgId, siteId, count],
     )
     await client.query(
       `insert into device_presence (device_id, org_id) select id, org_id from devices where org_id = $1`,

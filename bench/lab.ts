@@ -9,7 +9,7 @@ import { startBroker } from './brokers.ts'
 import { startDatabase, type BenchDatabase } from './database.ts'
 import { Findings } from './findings.ts'
 import { Fleet, type FleetOptions } from './fleet.ts'
-import { fillHubTables } from './hub_tables.ts'
+import { fillHubTables, madeUpToken } from './hub_tables.ts'
 import { decommission, enroll, signIn, type Credentials } from './operator.ts'
 import { processCpuMs, treeCpuMs } from './proc.ts'
 import { checkout, startProgram } from './programs.ts'
@@ -53,6 +53,7 @@ const programFiles: Partial<Record<Side, string>> = {
   bare_echo: 'bench/limits/bare.ts',
   passing: 'bench/limits/least.ts',
   least: 'bench/limits/least.ts',
+  online: 'bench/limits/online.ts',
   baseline: 'bench/baseline.ts',
   page: 'bench/limits/page.ts',
   echo: 'bench/limits/echo.ts',
@@ -64,6 +65,7 @@ const databaseOf: Partial<Record<Side, Side>> = {
   hub: 'hub',
   baseline: 'baseline',
   least: 'least',
+  online: 'online',
   page: 'hub',
 }
 /** They take any name for a device. */
@@ -158,7 +160,7 @@ export class Lab {
     const { side, origin, credentials, database } = target
     if (knowNoDevices.has(side)) {
       known.push(...Array.from({ length: count }, () => madeUpDevice()))
-    } else if (side === 'least' && database) {
+    } else if ((side === 'least' || side === 'online') && database) {
       known.push(...(await fillHubTables(database.url, count)).map((id) => madeUpDevice(id)))
     } else {
       await enroll(origin, credentials, count, (device, done) => {
@@ -312,7 +314,6 @@ export async function heartbeatsHandled(target: Target): Promise<number | undefi
   return Number(count)
 }
 
-/** An identity of the same size as a real one. */
 function madeUpDevice(id: string = randomUUID()): Device {
-  return { id, token: `mst_${randomBytes(32).toString('base64url')}` }
+  return { id, token: madeUpToken(id) }
 }

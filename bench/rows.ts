@@ -7,6 +7,7 @@ export type Side =
   | 'bare_echo'
   | 'passing'
   | 'least'
+  | 'online'
   | 'rows'
   | 'page'
   | 'echo'

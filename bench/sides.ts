@@ -30,6 +30,11 @@ const sides: Record<Side, About> = {
     name: 'limit',
     about: "uWebSockets.js and the hub's rows in PostgreSQL, in batches; nothing checked",
   },
+  online: {
+    name: 'limit',
+    about:
+      "uWebSockets.js, tokens looked up and the hub's rows of who is online, in batches; nothing else",
+  },
   rows: { name: 'limit', about: "PostgreSQL alone: the hub's rows in its batches, no network" },
   page: {
     name: 'limit',

@@ -175,6 +175,30 @@ describe('the limit programs', () => {
     await fleet.close()
   })
 
+  test('online lets in whose token is good, stores that with an event, and what goes', async () => {
+    const online = await lab.start('online')
+    const devices = await lab.devices(online, agents)
+    const rows = async () =>
+      (
+        await online.database?.read(`select
+          (select count(*)::int from device_presence where status = 'online') as online,
+          (select count(*)::int from events where type = 'device.online') as events`)
+      )?.[0]
+    const [thief] = devices.map(({ id }) => ({ id, token: `mst_${'x'.repeat(43)}` }))
+    assert.ok(thief)
+    const refused = await lab.fleet(online, [thief])
+    assert.deepEqual((await refused.connect()).refused, { 'HTTP 401': 1 })
+    await refused.close()
+    assert.deepEqual(await rows(), { online: 0, events: 0 })
+    const fleet = await lab.fleet(online, devices)
+    await fleet.connect()
+    await until('every welcome', async () => (await fleet.counts()).welcomes === agents)
+    assert.deepEqual(await rows(), { online: agents, events: agents })
+    await fleet.disconnect()
+    await until('all to be offline', async () => (await rows())?.['online'] === 0)
+    await fleet.close()
+  })
+
   test('the rows alone are the rows of the server, in whole batches', async () => {
     const url = target.database?.url ?? ''
     const earlier = await count('commands')

@@ -1,5 +1,6 @@
 // P3: a connect storm, as after a restart of the hub. Every token is checked in PostgreSQL and every
-// queue loaded; it is over when the last status row is committed, not when the last socket is open.
+// queue loaded; it is over when the last status row is committed, not when the last socket is open. Beside a program
+// that upgrades anybody, and one that looks at tokens and stores the same rows.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { countStatements, type BenchDatabase } from '../database.ts'
 import { connectAll } from '../fleet_phases.ts'
@@ -13,7 +14,7 @@ const statusMsMax = 60_000
 export const connect: Scenario = {
   name: 'connect',
   about: 'connect storm of 15,000 agents with token check, until the last status row commits',
-  rivals: ['bare'],
+  rivals: ['bare', 'online'],
   guests: ['baseline', 'nats', 'mosquitto'],
   figures: [
     { metric: 'perSecond', name: 'connects', unit: '/s', better: 'higher' },
@@ -43,6 +44,22 @@ export const connect: Scenario = {
     },
     { id: 'P3c', name: 'CPU per connect', metric: 'cpuUs', unit: 'µs', rival: 'bare' },
     { id: 'P3d', name: 'PostgreSQL CPU per connect', metric: 'postgresUs', unit: 'µs' },
+    {
+      id: 'P3e',
+      name: 'agents connected, beside the least that stores who is online',
+      metric: 'perSecond',
+      unit: '/s',
+      rival: 'online',
+      goal: { ratioLeast: 0.5 },
+    },
+    {
+      id: 'P3f',
+      name: 'CPU with PostgreSQL per connect, beside the same',
+      metric: 'allUs',
+      unit: 'µs',
+      rival: 'online',
+      goal: { ratioMost: 2 },
+    },
   ],
   async enter(side, lab, agents) {
     const target = await lab.start(side, { statements: true })
@@ -54,8 +71,8 @@ export const connect: Scenario = {
       const { welcomes } = await fleet.counts()
       const startedMs = performance.now()
       await connectAll(fleet, lab.progress, { perSecond: lab.options.rates?.[0] ?? 0 })
-      // Who is online is a row of the hub's; the last that others show of a connect is its welcome.
-      const presence = side === 'hub' ? target.database : undefined
+      // Where who is online is stored, that is the end; the last that others show of a connect is its welcome.
+      const presence = side === 'hub' || side === 'online' ? target.database : undefined
       if (presence) await waitForOnline(presence, agents)
       else if (side !== 'bare') await waitForWelcomes(fleet, welcomes + agents)
       const seconds = (performance.now() - startedMs) / 1000
@@ -69,6 +86,7 @@ export const connect: Scenario = {
       if (cpuBefore && cpuAfter) {
         sample['cpuUs'] = ((cpuAfter.program - cpuBefore.program) * 1000) / agents
         sample['postgresUs'] = ((cpuAfter.postgres - cpuBefore.postgres) * 1000) / agents
+        sample['allUs'] = sample['cpuUs'] + sample['postgresUs']
       }
       if (statements !== undefined && statementsBefore !== undefined) {
         sample['statementsPerAgent'] = (statements - statementsBefore) / agents
