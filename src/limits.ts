@@ -346,6 +346,9 @@ export const limits = {
   heldBytesMax: 8 * 1024 * 1024,
   /** Results of ids that are not open, waiting in one shard; past it agents send them again. */
   strayBytesMax: 32 * 1024 * 1024,
+  /** Claims, and ends of them, waiting in one shard: all of its devices at once after a lost lease or network; 200 bytes each. */
+  presenceRowsMax: 500_000,
+  /** Rows of any other kind waiting in one shard. */
   storeRowsMax: 50_000,
   /** Between tries while PostgreSQL is away. */
   storeRetryMs: 500,

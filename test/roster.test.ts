@@ -3,7 +3,9 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import type { Database } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
+import { limits } from '../src/limits.ts'
 import type { Logger } from '../src/log.ts'
+import { closeCodes, type FrontMessage } from '../src/protocol.ts'
 import type { Device, DeviceMessage } from '../workers/device_state.ts'
 import type { FrontPost } from '../workers/front_post.ts'
 import { Roster } from '../workers/roster.ts'
@@ -14,22 +16,34 @@ const deviceId = newId()
 const orgId = newId()
 
 /** A roster whose claims wait until they are answered, each with a higher epoch, as PostgreSQL does. */
-function rosterOf() {
+function rosterOf({ isFull = (): boolean => false } = {}) {
   const claims: Claim[] = []
   const told: { device: Device; message: DeviceMessage }[] = []
   const offline: number[] = []
   const renewed: number[] = []
+  const closed: number[] = []
+  const ended: string[] = []
   let epochs = 0
   const store = {
-    claim: (claim: Claim) => claims.push(claim),
-    offline: ({ epoch }: { epoch: number }) => offline.push(epoch),
+    claim: (claim: Claim) => !isFull() && claims.push(claim) > 0,
+    offline: ({ epoch }: { epoch: number }) => !isFull() && offline.push(epoch) > 0,
     renewToken: ({ epoch }: { epoch: number }) => renewed.push(epoch),
   } as unknown as Store
   const roster = new Roster({
     data: { index: 0, count: 1, nodeId: newId() },
-    db: {} as Database,
+    // Shows the device online here with the epoch of its last claim, and takes that back.
+    db: {
+      query: (_text: string, [first, second]: string[]) => {
+        if (second === undefined) return Promise.resolve([{ id: deviceId, epoch: String(epochs) }])
+        ended.push(`${first} ${second}`)
+        return Promise.resolve([])
+      },
+    } as unknown as Database,
     store,
-    front: { tell: () => {}, flush: () => {} } as unknown as FrontPost,
+    front: {
+      tell: (message: FrontMessage) => message.type === 'close' && closed.push(message.code),
+      flush: () => {},
+    } as unknown as FrontPost,
     clock: new ShardClock(),
     log: {} as Logger,
     times: () => ({ nowMs: 0, stalledMs: 0, timeoutGraceMs: 0 }),
@@ -56,7 +70,8 @@ function rosterOf() {
     roster.claimed({ claim, epoch: ++epochs, ...nothing })
   }
   const epoch = () => roster.find(deviceId)?.epoch
-  return { roster, claims, told, offline, renewed, connect, answer, epoch, stored: () => epochs }
+  const stored = () => epochs
+  return { roster, claims, told, offline, renewed, closed, ended, connect, answer, epoch, stored }
 }
 
 test('a device that waits for its claim and is claimed anew writes with the last epoch, and is welcomed', () => {
@@ -123,4 +138,27 @@ test('an old token is still renewed, one that was taken with the first claim is 
     answer()
     assert.deepEqual(renewed, renewals)
   }
+})
+
+test('past the bound of claims a socket is closed, and nobody is shown online for it', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  let isFull = false
+  const { roster, closed, ended, connect, answer } = rosterOf({ isFull: () => isFull })
+  connect(1)
+  answer()
+  isFull = true
+  roster.reclaim()
+  assert.deepEqual([closed, roster.size, ended], [[closeCodes.overloaded], 0, []])
+  t.mock.timers.tick(limits.doubtMs)
+  await new Promise(setImmediate)
+  assert.deepEqual(ended, [`{${deviceId}} {1}`])
+})
+
+test('an end that is past the bound is found by comparing', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] })
+  const { roster, ended } = rosterOf({ isFull: () => true })
+  roster.left({ deviceId, epoch: 0, atMs: 0, metrics: null, agentVersion: null })
+  t.mock.timers.tick(limits.doubtMs)
+  await new Promise(setImmediate)
+  assert.deepEqual(ended, [`{${deviceId}} {0}`])
 })

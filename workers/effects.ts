@@ -55,7 +55,7 @@ export class Effects {
         if (device.epoch === 0) return
         // A hub that goes down says what it heard last, and leaves the status to the next one.
         if (roster.leaving) return store.seen(this.seenOf(device, effect))
-        return store.offline(this.seenOf(device, effect))
+        return roster.left(this.seenOf(device, effect))
       case 'seen':
         return store.seen(this.seenOf(device, effect))
       case 'progress':

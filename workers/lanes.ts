@@ -12,6 +12,8 @@ export interface LaneEvents {
 export interface LaneOptions<T> {
   /** Rows of one statement; storeBatchMax unless given. */
   rowsMax?: number
+  /** Rows that may wait; storeRowsMax unless given. */
+  queueMax?: number
   bytesOf?: (item: T) => number
   /** What PostgreSQL refused, and is dropped. */
   reject?: (item: T) => void
@@ -33,14 +35,20 @@ export function lanes(events: LaneEvents, signal: AbortSignal): OpenLane {
     name: string,
     write: (items: T[]) => Promise<void>,
     gapMs = 0,
-    { rowsMax = limits.storeBatchMax, bytesOf, reject, onRepeated }: LaneOptions<T> = {},
+    {
+      rowsMax = limits.storeBatchMax,
+      queueMax = limits.storeRowsMax,
+      bytesOf,
+      reject,
+      onRepeated,
+    }: LaneOptions<T> = {},
   ) => {
     const problem = (message: string, error: unknown) =>
       events.onProblem(message, { statement: name, reason: String(error) })
     return new Batcher<T>({
       rowsMax,
       bytesMax: limits.storeBatchBytesMax,
-      queueMax: limits.storeRowsMax,
+      queueMax,
       inFlight: 1,
       gapMs,
       ...(bytesOf ? { bytesOf } : {}),

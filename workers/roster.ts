@@ -11,7 +11,7 @@ import { FlipFlops, twinAlert } from './flip_flops.ts'
 import type { FrontPost } from './front_post.ts'
 import { devicesOf, endLost } from './nodes.ts'
 import type { ShardClock } from './shard_clock.ts'
-import type { Claimed, Store } from './store.ts'
+import type { Claim, Claimed, Seen, Store } from './store.ts'
 import { highBits } from './thresholds.ts'
 
 export interface RosterOptions {
@@ -64,7 +64,7 @@ export class Roster {
   // ---- sockets
 
   connect(socket: Extract<ShardMessage, { type: 'connect' }>): void {
-    const { clock, front, store } = this.options
+    const { clock, front } = this.options
     const earlier = this.byId.get(socket.deviceId)
     if (earlier !== undefined && earlier.conn !== socket.conn) {
       this.byConn.delete(earlier.conn)
@@ -87,7 +87,23 @@ export class Roster {
     this.byId.set(device.id, device)
     this.byConn.set(socket.conn, device)
     const { deviceId, orgId, conn, ip, token } = socket
-    store.claim({ deviceId, orgId, conn, ip, token })
+    this.claim(device, { deviceId, orgId, conn, ip, token })
+  }
+
+  private claim(device: Device, claim: Claim): void {
+    if (!this.options.store.claim(claim)) this.unclaimed(device)
+  }
+
+  /** Nobody may wait for a welcome that never comes: the agent tries again. An earlier claim may still show it online. */
+  private unclaimed(device: Device | undefined): void {
+    this.close(device, closeCodes.overloaded, 'the hub could not take this socket')
+    this.doubt()
+  }
+
+  /** The device is offline with this, unless a newer connection holds it. */
+  left(last: Seen): void {
+    // Too many at once: those who were not written are found by comparing.
+    if (!this.options.store.offline(last)) this.doubt()
   }
 
   /** The socket is closed. */
@@ -141,21 +157,21 @@ export class Roster {
     const device = this.byConn.get(claim.conn)
     if (epoch === null) {
       const mine = device?.id === claim.deviceId && device.epoch === 0
-      if (mine) this.close(device, closeCodes.overloaded, 'the hub could not take this socket')
+      if (mine) this.unclaimed(device)
       return
     }
     if (device?.id !== claim.deviceId || device.epoch !== 0) {
       // The socket closed while it was claimed.
       if (epoch !== 0 && this.byId.get(claim.deviceId) === undefined) {
         const nothing = { atMs: 0, metrics: null, agentVersion: null }
-        store.offline({ deviceId: claim.deviceId, epoch, ...nothing })
+        this.left({ deviceId: claim.deviceId, epoch, ...nothing })
       }
       return
     }
     if (epoch === 0) return this.close(device, closeCodes.decommissioned, 'decommissioned')
     if (this.doubted.delete(device)) {
       const token = claim.token === 'old' ? 'old' : 'current'
-      return store.claim({ ...claim, token })
+      return this.claim(device, { ...claim, token })
     }
     if (terminals.length > 0) {
       front.tell({ type: 'terminals', deviceId: device.id, conn: device.conn, sessions: terminals })
@@ -171,7 +187,7 @@ export class Roster {
     if (claim.token === 'old') store.renewToken({ deviceId: device.id, epoch })
   }
 
-  /** A claim that was given up may have run nevertheless: compares once it can't any more. */
+  /** What PostgreSQL shows may not be so: compares, once nothing that was given up can run any more. */
   doubt(): void {
     this.doubtTimer ??= setTimeout(() => {
       this.doubtTimer = undefined

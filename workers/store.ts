@@ -114,13 +114,15 @@ export class Store {
     this.commands = new CommandWrites(db, events, this.stop.signal)
     this.checks = new Checks(db, lane, events)
     this.strays = new Strays(db, lane, events)
+    const presence = { queueMax: limits.presenceRowsMax }
     this.claims = lane('claim', (items) => this.writeClaims(items), limits.claimGapMs, {
+      ...presence,
       // Nobody may wait for a welcome that never comes: the agent tries again.
       reject: (claim) =>
         events.onClaimed([{ claim, epoch: null, commands: [], high: [], terminals: [] }]),
       onRepeated: () => events.onClaimsRepeated(),
     })
-    this.offlines = lane('offline', (items) => this.writeOfflines(items))
+    this.offlines = lane('offline', (items) => this.writeOfflines(items), 0, presence)
     // One statement a second takes them all: nobody reads lastSeenAt to the second.
     this.sightings = lane('seen', (items) => this.writeSightings(items), 1000)
     this.inventories = lane('inventory', (items) => this.writeInventories(items), 100, {
@@ -136,12 +138,14 @@ export class Store {
     this.renewals = lane('token', (items) => this.renewTokens(items), limits.claimGapMs)
   }
 
-  claim(claim: Claim): void {
-    this.claims.push(claim)
+  /** False when too many wait. */
+  claim(claim: Claim): boolean {
+    return this.claims.push(claim)
   }
 
-  offline(last: Seen): void {
-    this.offlines.push(last)
+  /** False when too many wait: somebody must look later who is online without a socket. */
+  offline(last: Seen): boolean {
+    return this.offlines.push(last)
   }
 
   seen(seen: Seen): void {
