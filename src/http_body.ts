@@ -1,7 +1,7 @@
 // The body of a request, as its route takes it: plain JSON that its schema knows, or nothing.
 import { AppError } from './errors.ts'
 import { invalid, nothingSent, type Route } from './route.ts'
-import { isUnstorable } from './schema_values.ts'
+import { unstorableAt } from './schema_values.ts'
 
 /** What the headers say of a body. */
 interface BodyHeaders {
@@ -43,8 +43,9 @@ function checked(
   if (text === '') throw invalid('', 'must be a JSON object; there is none')
   const value = parsed(text)
   // Both can only come as an escape: the bytes were checked as UTF-8.
-  if (text.includes('\\u') && isUnstorable(value)) {
-    throw invalid('', 'holds U+0000 or half a surrogate pair, which no string may')
+  const at = text.includes('\\u') ? unstorableAt(value) : undefined
+  if (at !== undefined) {
+    throw invalid(at, 'holds U+0000 or half a surrogate pair, which no string may')
   }
   return schema.check(value)
 }

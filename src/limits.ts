@@ -63,6 +63,8 @@ export const limits = {
   cursorCharsMax: 1024,
   /** A caller's X-Request-Id is kept when it is no longer than this. */
   requestIdCharsMax: 128,
+  /** The path of a member that is refused; of a longer one the body is. */
+  errorPathCharsMax: 256,
   /** Idempotency-Key as a header: a UUID or a ULID, with room. */
   idempotencyKeyCharsMax: 255,
 

@@ -2,6 +2,7 @@
 // UUIDs in the one spelling that everything behind compares by. And what no schema says cheaply.
 import type { TObject, TSchema } from 'typebox'
 import { isUuid } from './ids.ts'
+import { limits } from './limits.ts'
 import type { ErrorDetail } from './errors.ts'
 
 /** Numbers and booleans of a query string, only where the schema asks for one. */
@@ -103,17 +104,42 @@ function unionOf(schema: TSchema): TSchema[] {
   return 'anyOf' in schema && Array.isArray(schema.anyOf) ? (schema.anyOf as TSchema[]) : []
 }
 
-/** True when any string in a parsed body is one that PostgreSQL can't store: U+0000, half a surrogate. */
-export function isUnstorable(body: unknown): boolean {
+/** Where a parsed body holds a string that PostgreSQL can't store, U+0000 or half a surrogate: a JSON pointer; else undefined. */
+export function unstorableAt(body: unknown): string | undefined {
   // No recursion: a body may be nested deeper than the stack is.
-  const open: unknown[] = [body]
-  while (open.length > 0) {
-    const value = open.pop()
+  const open: Member[] = [{ value: body, key: '', of: undefined }]
+  for (let member = open.pop(); member !== undefined; member = open.pop()) {
+    const { value } = member
     if (typeof value === 'string') {
-      if (value.includes('\u0000') || !value.isWellFormed()) return true
+      if (!isStorable(value)) return pathOf(member)
     } else if (typeof value === 'object' && value !== null) {
-      for (const [key, member] of Object.entries(value)) open.push(key, member)
+      for (const [key, inner] of Object.entries(value)) {
+        // A name that can't be told is no path.
+        if (!isStorable(key)) return pathOf(member)
+        open.push({ value: inner, key, of: member })
+      }
     }
   }
-  return false
+  return undefined
+}
+
+interface Member {
+  value: unknown
+  key: string
+  /** What it is a member of; none for the body itself. */
+  of: Member | undefined
+}
+
+function isStorable(text: string): boolean {
+  return !text.includes('\u0000') && text.isWellFormed()
+}
+
+/** As a JSON pointer; '' where it is longer than anybody reads. */
+function pathOf(member: Member): string {
+  let path = ''
+  for (let at = member; at.of !== undefined; at = at.of) {
+    path = `/${at.key.replaceAll('~', '~0').replaceAll('/', '~1')}${path}`
+    if (path.length > limits.errorPathCharsMax) return ''
+  }
+  return path
 }

@@ -164,6 +164,29 @@ test('a command that ended elsewhere while its frame was in the making is not wa
   )
 })
 
+test('the first heartbeat of a connection is written at once, and one that raises an alert', () => {
+  const device = claimed()
+  const beat = (cpuPercent: number) =>
+    step(device, said({ type: 'heartbeat', metrics: { cpuPercent } }), startMs, {
+      ...rules,
+      thresholds: { cpuPercent: 90 },
+    })
+  const seen = (cpuPercent: number) => ({
+    type: 'seen',
+    metrics: { cpuPercent },
+    agentVersion: null,
+  })
+  assert.deepEqual(beat(1), [seen(1)])
+  // A newer socket that takes over before it is written takes it along.
+  assert.deepEqual(device.metrics, { cpuPercent: 1 })
+  assert.deepEqual(beat(2), [])
+  const loud = Array.from({ length: 10 }, () => beat(99)).flat()
+  assert.deepEqual(
+    loud.map((effect) => (effect.type === 'seen' ? effect.metrics : effect.type)),
+    ['crossing', { cpuPercent: 99 }],
+  )
+})
+
 test('while a claim is under way an agent is held to a number of frames and of bytes', () => {
   const device = openDevice(socket, startMs, startMs + 60_000)
   const say = (bytes: number) => effects(device, said({ type: 'heartbeat' }, bytes))

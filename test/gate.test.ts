@@ -72,6 +72,26 @@ test('agents of a suspended organization are spread when they are told to come b
 })
 
 describe('what an agent said last', () => {
+  test('is there soon after its first heartbeat, while it is online', async () => {
+    const one = await hub.enroll()
+    const agent = await FakeAgent.connect(one, hub.origin)
+    agent.heartbeat({ agentVersion: '9.9.9', metrics: { cpuPercent: 12.5 } })
+    // Well within the time after which all that was heard is written.
+    const found = await until(
+      'its metrics',
+      async () => {
+        const row = await device(one.deviceId)
+        return row.metrics && row
+      },
+      limits.presenceFlushMs / 4,
+    )
+    assert.deepEqual(
+      [found.status, found.metrics, found.agentVersion],
+      ['online', { cpuPercent: 12.5 }, '9.9.9'],
+    )
+    await agent.close()
+  })
+
   test('is there once it is offline: time, metrics and version', async () => {
     const one = await hub.enroll()
     const agent = await FakeAgent.connect(one, hub.origin)

@@ -70,6 +70,23 @@ test('a slug is unique, and the refusal names the field', async () => {
   assert.equal((await read(first.id)).body.name, 'First')
 })
 
+test('a slug that is made of the name is never taken', async () => {
+  const name = `Twice ${newId()}`
+  const [one, two] = [await create({ name }), await create({ name })]
+  assert.deepEqual([one.status, two.status], [201, 201])
+  assert.equal(two.body.slug, `${one.body.slug}-${two.body.id.slice(-12)}`)
+  const long = newId() + 'y'.repeat(100)
+  const slugs = [(await create({ name: `${long}1` })).body.slug]
+  slugs.push((await create({ name: `${long}2` })).body.slug)
+  assert.deepEqual(
+    slugs.map((slug) => slug.length),
+    [63, 63],
+  )
+  assert.notEqual(slugs[0], slugs[1])
+  const together = await Promise.all([1, 2, 3].map(() => create({ name: `At once ${name}` })))
+  assert.equal(new Set(together.map(({ body }) => body.slug)).size, 3)
+})
+
 test('a name without Latin letters gets a slug of its own', async () => {
   const [one, two] = [await create({ name: '株式会社' }), await create({ name: '株式会社' })]
   for (const { status, body } of [one, two]) {
@@ -84,7 +101,7 @@ test('what an organization may not be is refused by name', async () => {
     [{ name: '' }, '/name'],
     [{ name: '   ' }, '/name'],
     [{ name: 'x'.repeat(256) }, '/name'],
-    [{ name: 'x\u0000y' }, ''],
+    [{ name: 'x\u0000y' }, '/name'],
     [{ name: 7 }, '/name'],
     [{ name: 'x', slug: 'No Slug' }, '/slug'],
     [{ name: 'x', slug: '-x' }, '/slug'],

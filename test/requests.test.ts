@@ -332,11 +332,28 @@ test('a list of half a million repeats is refused like one of two', async () => 
   assert.equal(twice.message, '/events must not hold the same twice')
 })
 
+test('a string that cannot be stored is told by its place', async () => {
+  for (const [body, path] of [
+    [{ tags: ['good', 'a\u0000'] }, '/tags/1'],
+    [{ displayName: '\ud800' }, '/displayName'],
+    [{ 'a/b~c': { d: '\udfff' } }, '/a~1b~0c/d'],
+    [{ tags: [{ 'x\u0000': 1 }] }, '/tags/0'],
+    [{ 'x\u0000': 1 }, ''],
+    [{ ['x'.repeat(limits.errorPathCharsMax)]: '\u0000' }, ''],
+  ] as const) {
+    const { message, details } = await wrong('PATCH', `/devices/${deviceId}`, body)
+    assert.deepEqual([details.length, details[0]?.path], [1, path])
+    assert.match(message, /holds U\+0000 or half a surrogate pair/)
+  }
+})
+
 test('a body that is nested deeper than any stack is refused', async () => {
   const deep = `${'['.repeat(200_000)}"\\u0041"${']'.repeat(200_000)}`
-  const raw = `{"email":"a@example.com","password":${deep}}`
-  const answer = await hub.ask('POST', '/auth/login', { raw, token: undefined })
-  assert.deepEqual([answer.status, answer.body.error.code], [400, 'VALIDATION_ERROR'])
+  for (const text of [deep, deep.replace('\\u0041', '\\u0000')]) {
+    const raw = `{"email":"a@example.com","password":${text}}`
+    const answer = await hub.ask('POST', '/auth/login', { raw, token: undefined })
+    assert.deepEqual([answer.status, answer.body.error.code], [400, 'VALIDATION_ERROR'])
+  }
 })
 
 test('a cursor goes with its filters in any order', async () => {

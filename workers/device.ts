@@ -153,13 +153,21 @@ function heartbeat(
   if (agentVersion !== undefined) {
     device.agentVersion = agentVersion
     if (!device.versionHeard) effects.push(...judgeWaiting(device))
-    if (device.versionDue) effects.push(seen(device))
   }
-  if (metrics === undefined) return effects
-  device.metrics = metrics
-  const changes = crossings(device.high, metrics, thresholds)
-  device.high = afterCrossings(device.high, changes)
-  for (const crossing of changes) effects.push({ type: 'crossing', crossing })
+  const changes = metrics === undefined ? [] : crossings(device.high, metrics, thresholds)
+  if (metrics !== undefined) {
+    device.metrics = metrics
+    device.high = afterCrossings(device.high, changes)
+    for (const crossing of changes) effects.push({ type: 'crossing', crossing })
+  }
+  // Whoever sees the device come, or an alert of it, sees what it said; all else waits for the flush.
+  const isVersionDue = device.versionDue && agentVersion !== undefined
+  if (device.beatDue || isVersionDue || changes.length > 0) {
+    device.beatDue = false
+    if (isVersionDue) device.versionDue = false
+    // Kept for the flush too: a newer socket may take over before this is written.
+    effects.push({ type: 'seen', metrics: device.metrics, agentVersion: device.agentVersion })
+  }
   return effects
 }
 

@@ -64,6 +64,8 @@ export interface Device {
   agentVersion: string | null
   /** A heartbeat of this very connection named the version. */
   versionHeard: boolean
+  /** The next heartbeat is the first of this connection, and is written at once. */
+  beatDue: boolean
   /** An upgrade ended: the version is written with the next heartbeat, not with the next flush. */
   versionDue: boolean
   /** Whose threshold alert is open. */
@@ -156,6 +158,7 @@ export function openDevice(
     metrics: null,
     agentVersion: null,
     versionHeard: false,
+    beatDue: !socket.resumed,
     versionDue: false,
     high: 0,
     resumed: socket.resumed,

@@ -171,7 +171,8 @@ function alert(members: Members): ReadFrame {
   const { severity, title, message, dedupeKey } = members
   const known = severities.find((name) => name === severity)
   if (known === undefined || typeof title !== 'string' || typeof dedupeKey !== 'string') {
-    return { fault: 'invalid', message: 'an alert has severity, title and dedupeKey' }
+    const message = `an alert has a title, a dedupeKey, and a severity: ${severities.join(', ')}`
+    return { fault: 'invalid', message }
   }
   return {
     frame: {

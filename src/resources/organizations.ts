@@ -116,9 +116,8 @@ async function create(
 ): Promise<Reply> {
   const { name } = call.body
   const id = newId()
-  const slug = call.body.slug ?? (slugOf(name) || `org-${id.slice(-12)}`)
   const json = await ctx.db.transaction(async (tx) => {
-    await insertOrganization(tx, { id, name, slug })
+    const slug = await insertOrganization(tx, { id, name, slug: call.body.slug })
     const subject = { action: 'organization.create', resourceType: 'organization', resourceId: id }
     const details = { after: { name, slug } }
     await insertAudit(tx, [auditOf(call, { ...subject, orgId: id, details })])
@@ -169,18 +168,23 @@ export async function getOrganization(db: Queryable, scope: Scope, id: string): 
   throw notFound(id)
 }
 
-/** Adds an organization. Throws ALREADY_EXISTS when the slug is taken. */
+/**
+ * Adds an organization; returns its slug, which is made from the name where none is given. Throws ALREADY_EXISTS when
+ * the given one is taken.
+ */
 export async function insertOrganization(
   tx: Queryable,
-  organization: { id: string; name: string; slug: string },
-): Promise<void> {
+  organization: { id: string; name: string; slug: string | undefined },
+): Promise<string> {
   const { id, name, slug } = organization
-  const made = await tx.query(
-    `insert into organizations (id, name, slug) values ($1, $2, $3)
-     on conflict (slug) do nothing returning id`,
-    [id, name, slug],
-  )
-  if (made.length > 0) return
+  for (const candidate of slug === undefined ? slugsOf(name, id) : [slug]) {
+    const made = await tx.query(
+      `insert into organizations (id, name, slug) values ($1, $2, $3)
+       on conflict (slug) do nothing returning id`,
+      [id, name, candidate],
+    )
+    if (made.length > 0) return candidate
+  }
   throw new AppError('ALREADY_EXISTS', `an organization has the slug ${slug} already`, {
     details: [{ path: '/slug', message: 'is taken; choose another' }],
   })
@@ -238,6 +242,14 @@ export async function requireOrganization(
     [id, orgId],
   )
   if (found.length === 0) throw notFound(id)
+}
+
+/** Of the name, and where that is taken or says nothing, with the random end of the id. */
+function slugsOf(name: string, id: string): string[] {
+  const own = `-${id.slice(-12)}`
+  const slug = slugOf(name)
+  if (slug === '') return [`org${own}`]
+  return [slug, slug.slice(0, limits.slugCharsMax - own.length).replace(/-+$/, '') + own]
 }
 
 /** `Müller & Söhne` → `muller-sohne`; '' for a name without a Latin letter or digit. */
