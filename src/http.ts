@@ -230,7 +230,15 @@ class Exchange {
     const query = route.query?.check(parseQuery(this.queryText))
     if (!route.query && this.queryText !== '') parseQuery(this.queryText)
     const { contentType, contentEncoding } = this
-    const checkedBody = bodyOf(route, body, { contentType, contentEncoding })
+    const header = (name: string) => this.headers?.[name] ?? ''
+    let checkedBody: unknown
+    try {
+      checkedBody = bodyOf(route, body, { contentType, contentEncoding })
+    } catch (error) {
+      const sent = typeof body === 'string' ? body : ''
+      await route.beforeRefusal?.(ctx, { sent, ip: this.ip, header })
+      throw error
+    }
     return route.handle(ctx, {
       params,
       query,
@@ -240,7 +248,7 @@ class Exchange {
       ip: this.ip,
       userAgent: this.userAgent || null,
       requestId: this.requestId,
-      header: (name) => this.headers?.[name] ?? '',
+      header,
       onAbort: (listener) => {
         if (this.aborted) listener()
         else this.abortListeners.push(listener)

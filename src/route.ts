@@ -155,7 +155,18 @@ export interface Route {
   probe: boolean
   /** Request headers the handler reads, lower case; others are gone once the body arrives. */
   headers: readonly string[]
+  /**
+   * Where the body itself says who asks: called before it is refused, to throw the 401 or 429 that comes first. `sent`
+   * is whatever was sent.
+   */
+  beforeRefusal?: (ctx: Context, ask: Ask) => Promise<void>
   handle: (ctx: Context, call: Call<unknown, unknown, unknown>) => Promise<Reply> | Reply
+}
+
+export interface Ask {
+  sent: string
+  ip: string
+  header: (name: string) => string
 }
 
 export interface Checker {
@@ -185,6 +196,7 @@ interface RouteOptions<
   bodyOptional?: boolean
   probe?: boolean
   headers?: readonly string[]
+  beforeRefusal?: (ctx: Context, ask: Ask) => Promise<void>
   responses: Record<number, TSchema | null>
   handle: (ctx: Context, call: Call<Value<P>, Value<Q>, Value<B>>) => Promise<Reply> | Reply
 }

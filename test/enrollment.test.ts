@@ -40,6 +40,41 @@ async function deviceCount(): Promise<number> {
   return row?.n ?? 0
 }
 
+test('who has no secret is told that before anything of the body', async () => {
+  const broken = { os: 'beos', hostname: '' }
+  const code = async (body: object | string, headers: Record<string, string> = {}) => {
+    const sent = typeof body === 'string' ? { raw: body } : { body }
+    const answer = await hub.ask('POST', '/agents/enroll', { ...sent, token: undefined, headers })
+    return `${answer.status} ${answer.body.error.code}`
+  }
+  const wrong = '401 INVALID_ENROLLMENT_SECRET'
+  assert.equal(await code(broken), wrong)
+  assert.equal(await code({ ...broken, enrollmentSecret: 'guessed' }), wrong)
+  assert.equal(await code({ ...broken, enrollmentSecret: 7 }), wrong)
+  assert.equal(await code(broken, { 'x-enrollment-secret': 'guessed' }), wrong)
+  assert.equal(await code('{"hostname":'), wrong)
+  const used = (await hub.post(`/sites/${site.id}/enrollment-keys`, { maxUses: 1 })).body.key
+  assert.equal(await code({ ...broken, enrollmentSecret: used }), '400 VALIDATION_ERROR')
+  // That was no use of it.
+  assert.equal((await enroll({ enrollmentSecret: used })).status, 201)
+  assert.equal(await code({ ...broken, enrollmentSecret: used }), wrong)
+  for (const secret of [enrollmentSecret, key]) {
+    assert.equal(await code({ ...broken, enrollmentSecret: secret }), '400 VALIDATION_ERROR')
+    assert.equal(await code(broken, { 'x-enrollment-secret': secret }), '400 VALIDATION_ERROR')
+    assert.equal(await code('{', { 'x-enrollment-secret': secret }), '400 INVALID_JSON')
+  }
+})
+
+test('secrets guessed beside broken fields count as guesses', async () => {
+  const strict = await startHub({ LIMIT_ENROLL_FAILURES: '2' })
+  const guess = async (body: object) =>
+    (await strict.post('/agents/enroll', body, { token: undefined })).status
+  assert.deepEqual([await guess({ enrollmentSecret: 'a' }), await guess({})], [401, 401])
+  assert.equal(await guess({ enrollmentSecret: 'b' }), 429)
+  assert.equal(await guess({ ...facts, enrollmentSecret }), 429)
+  await strict.close()
+})
+
 describe('the old token', () => {
   test('with the global secret enrolls the same device again, wherever it lives', async () => {
     const first = (await enroll({ enrollmentSecret: key })).body

@@ -68,7 +68,7 @@ test('what a site may not be is refused by name', async () => {
     [{ name: 'x', timezone: '' }, '/timezone'],
     [{ name: 'x', address: 'x'.repeat(501) }, '/address'],
     [{ name: 'x', deviceCount: 7 }, '/deviceCount'],
-    [{ name: 'x', address: '\u0000' }, ''],
+    [{ name: 'x', address: '\u0000' }, '/address'],
   ]
   for (const [body, path] of bodies) {
     const answer = await create(body)

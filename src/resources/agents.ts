@@ -10,7 +10,7 @@ import { AppError } from '../errors.ts'
 import { insertEvents } from '../events.ts'
 import { newId } from '../ids.ts'
 import { limits } from '../limits.ts'
-import { invalid, route, type Call, type Context, type Route } from '../route.ts'
+import { invalid, route, type Ask, type Call, type Context, type Route } from '../route.ts'
 import { archNames, archWords, osNames, osWords } from './platforms.ts'
 
 const EnrollBody = Type.Object({
@@ -51,9 +51,37 @@ export const agentRoutes: Route[] = [
     body: EnrollBody,
     headers: ['x-enrollment-secret', 'idempotency-key', 'authorization', 'host'],
     responses: { 201: Enrollment },
+    beforeRefusal: requireSecret,
     handle: enroll,
   }),
 ]
+
+/** Who has no secret is told that, whatever else is wrong: fields are for those who may enroll. */
+async function requireSecret(ctx: Context, { sent, ip, header }: Ask): Promise<void> {
+  ctx.rates.mayEnroll(ip)
+  const secret = secretIn(sent) ?? header('x-enrollment-secret')
+  if (secret !== '' && (isGlobalSecret(ctx, secret) || (await isKey(ctx.db, secret)))) return
+  ctx.rates.enrollFailed(ip)
+  throw wrongSecret(secret === '' ? noSecret : badSecret)
+}
+
+/** Of a body that nobody has checked. */
+function secretIn(sent: string): string | undefined {
+  try {
+    const { enrollmentSecret } = JSON.parse(sent) as { enrollmentSecret?: unknown }
+    return typeof enrollmentSecret === 'string' ? enrollmentSecret : undefined
+  } catch {
+    return undefined
+  }
+}
+
+async function isKey(db: Queryable, secret: string): Promise<boolean> {
+  const rows = await db.query(
+    `select true as found from enrollment_keys k where k.key_hash = $1 and ${usableKeySql}`,
+    [sha256(secret)],
+  )
+  return rows.length > 0
+}
 
 async function enroll(ctx: Context, call: EnrollCall) {
   const rateHeaders = ctx.rates.enroll(call.ip)
@@ -106,7 +134,7 @@ async function enrollDevice(
   secret: string,
   token: string,
 ): Promise<{ id: string; orgId: string; siteId: string }> {
-  if (secret === '') throw wrongSecret('send the enrollment secret')
+  if (secret === '') throw wrongSecret(noSecret)
   const { siteId } = call.body
   const repeat = await findRepeat(tx, call, secret, token)
   if (repeat) return repeat
@@ -207,22 +235,26 @@ async function globalPlace(tx: Queryable, siteId: string | undefined): Promise<P
   return row
 }
 
+const noSecret = 'send the enrollment secret'
+const badSecret =
+  'the enrollment secret is wrong, or a site’s key that is used up, expired or revoked'
+
+/** SQL: the key `k` may make one more device. */
+const usableKeySql = `k.revoked_at is null and (k.expires_at is null or k.expires_at > now())
+      and (k.max_uses is null or k.uses < k.max_uses)`
+
 /** Where a site's key leads; its use is counted in the transaction that makes the device. */
 async function keyPlace(tx: Queryable, key: string, siteId: string | undefined): Promise<Place> {
   const [row] = await tx.query<Place & { suspended: boolean }>(
     `update enrollment_keys k set uses = k.uses + 1
     from organizations o
-    where o.id = k.org_id and k.key_hash = $1 and k.revoked_at is null
-      and (k.expires_at is null or k.expires_at > now())
-      and (k.max_uses is null or k.uses < k.max_uses)
+    where o.id = k.org_id and k.key_hash = $1 and ${usableKeySql}
     returning k.id as "keyId", k.site_id as "siteId", k.org_id as "orgId",
       o.status = 'suspended' as suspended`,
     [sha256(key)],
   )
   if (row === undefined) {
-    throw wrongSecret(
-      'the enrollment secret is wrong, or a site’s key that is used up, expired or revoked',
-    )
+    throw wrongSecret(badSecret)
   }
   if (siteId !== undefined && siteId !== row.siteId) {
     throw invalid('/siteId', 'is another site than the one this key is for')
