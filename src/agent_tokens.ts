@@ -109,7 +109,10 @@ export class AgentTokens {
 }
 
 function wrongToken(): AppError {
-  return new AppError('INVALID_TOKEN', 'the agent’s token is not valid for this device')
+  // As long as agents wait at most: the token will hardly be good sooner. Jitter, or they come back together.
+  const retryAfterSeconds = Math.ceil(limits.acceptRetrySecondsMax * (0.8 + 0.2 * Math.random()))
+  const message = 'the agent’s token is not valid for this device'
+  return new AppError('INVALID_TOKEN', message, { retryAfterSeconds })
 }
 
 const tokensSql = `

@@ -46,6 +46,19 @@ describe('asking without an upgrade', () => {
   })
 })
 
+test('whoever brings a wrong token is told to wait, each for a time of its own', async () => {
+  const one = await hub.enroll()
+  const told = new Set<number>()
+  for (let n = 0; n < 20; n++) {
+    const { status, body, headers } = await ask(hub, { ...one, agentToken: 'mst_wrong' })
+    assert.deepEqual([status, body.error.code], [401, 'INVALID_TOKEN'])
+    told.add(Number(headers.get('retry-after')))
+  }
+  const most = limits.acceptRetrySecondsMax
+  for (const seconds of told) assert.ok(seconds >= most * 0.8 && seconds <= most, String(seconds))
+  assert.ok(told.size > 1, [...told].join())
+})
+
 test('the token is judged before the subprotocol', async () => {
   const one = await hub.enroll()
   const stranger = { ...one, agentToken: 'mst_wrong' }

@@ -349,8 +349,8 @@ test('a string that cannot be stored is told by its place', async () => {
 
 test('a body that is nested deeper than any stack is refused', async () => {
   const deep = `${'['.repeat(200_000)}"\\u0041"${']'.repeat(200_000)}`
-  for (const text of [deep, deep.replace('\\u0041', '\\u0000')]) {
-    const raw = `{"email":"a@example.com","password":${text}}`
+  for (const password of [deep, deep.replace('\\u0041', '\\u0000')]) {
+    const raw = `{"email":"a@example.com","password":${password}}`
     const answer = await hub.ask('POST', '/auth/login', { raw, token: undefined })
     assert.deepEqual([answer.status, answer.body.error.code], [400, 'VALIDATION_ERROR'])
   }

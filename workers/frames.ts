@@ -166,13 +166,13 @@ function inventory(members: Members): AgentFrame {
 }
 
 const severities = ['critical', 'high', 'medium', 'low', 'info'] as const
+const alertNeeds = `an alert has a title, a dedupeKey, and a severity: ${severities.join(', ')}`
 
 function alert(members: Members): ReadFrame {
   const { severity, title, message, dedupeKey } = members
   const known = severities.find((name) => name === severity)
   if (known === undefined || typeof title !== 'string' || typeof dedupeKey !== 'string') {
-    const message = `an alert has a title, a dedupeKey, and a severity: ${severities.join(', ')}`
-    return { fault: 'invalid', message }
+    return { fault: 'invalid', message: alertNeeds }
   }
   return {
     frame: {
