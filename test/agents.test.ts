@@ -391,6 +391,10 @@ describe('frames', () => {
     agent.frames.length = 0
     agent.send({ type: 'inventory', software: 'x'.repeat(300_000) })
     assert.match((await agent.frame('error')).message, /262144/)
+    agent.frames.length = 0
+    const levels = 60_000
+    agent.send(`{"type":"inventory","os":${'['.repeat(levels)}${']'.repeat(levels)}}`)
+    assert.match((await agent.frame('error')).message, /nested too deeply/)
   })
 })
 

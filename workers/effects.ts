@@ -101,8 +101,11 @@ export class Effects {
   }
 
   private writeInventory(device: Device, { frame }: Of<'inventory'>): void {
+    const { front, store } = this.options
     const { type: _type, ...parts } = frame
     const json = jsonOf(parts)
-    if (json !== null) this.options.store.inventory(device.id, json)
+    if (json !== null) return store.inventory(device.id, json)
+    const message = 'the inventory is nested too deeply'
+    front.frame(device, { type: 'error', code: 'VALIDATION_ERROR', message })
   }
 }
