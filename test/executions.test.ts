@@ -504,6 +504,79 @@ describe('the wrong side', () => {
   })
 })
 
+describe('an Idempotency-Key', () => {
+  const start = (
+    scriptId: string,
+    key: string,
+    body: unknown,
+    { token }: { token: string } = admin,
+  ) =>
+    call(hub, 'POST', `/scripts/${scriptId}/execute`, {
+      token,
+      body,
+      headers: { 'idempotency-key': key },
+    })
+  const count = async (scriptId: string) => {
+    const [row] = await db().query<{ n: number }>(
+      'select count(*)::int as n from executions where script_id = $1',
+      [scriptId],
+    )
+    return row?.n
+  }
+
+  test('starts one execution, however often it is sent, and each answer tells of it', async () => {
+    const parameters = [{ name: 'who', type: 'string' }]
+    const script = await makeScript({ parameters })
+    const [key, gone] = [newId(), newId()]
+    const body = { deviceIds: [...(await addMany(2)), gone], parameters: { who: 'me' } }
+    const answers = await Promise.all(Array.from({ length: 5 }, () => start(script.id, key, body)))
+    answers.push(
+      await start(script.id, key, { parameters: { who: 'me' }, deviceIds: body.deviceIds }),
+    )
+    assert.deepEqual(
+      answers.map(outcome),
+      answers.map(() => '202'),
+    )
+    assert.equal(new Set(answers.map((answer) => answer.body.id)).size, 1)
+    for (const answer of answers) {
+      assert.equal(answer.headers.get('location'), `/api/v1/executions/${answer.body.id}`)
+      assert.deepEqual(answer.body.failed[0]?.deviceId, gone)
+    }
+    assert.equal(await count(script.id), 1)
+    // A command under the same key is another matter.
+    const command = await call(hub, 'POST', `/devices/${body.deviceIds[0]}/commands`, {
+      token: admin.token,
+      body: { action: 'ping' },
+      headers: { 'idempotency-key': key },
+    })
+    assert.equal(outcome(command), '202')
+  })
+
+  test('with anything else is refused, and is anybody’s own', async () => {
+    const script = await makeScript()
+    const key = newId()
+    const [one = '', two = ''] = await addMany(2)
+    // What is refused takes no key.
+    assert.equal(
+      outcome(await start(script.id, key, { deviceIds: [one], parameters: { a: 1 } })),
+      '400 VALIDATION_ERROR',
+    )
+    assert.equal(outcome(await start(script.id, key, { deviceIds: [one], dryRun: true })), '200')
+    assert.equal(outcome(await start(script.id, key, { deviceIds: [one] })), '202')
+    const other = await makeScript()
+    for (const [id, body] of [
+      [script.id, { deviceIds: [two] }],
+      [script.id, { deviceIds: [one], timeoutSeconds: 5 }],
+      [other.id, { deviceIds: [one] }],
+    ] as const) {
+      assert.equal(outcome(await start(id, key, body)), '409 IDEMPOTENCY_KEY_REUSED')
+    }
+    const token = hub.token
+    assert.equal(outcome(await start(script.id, key, { deviceIds: [two] }, { token })), '202')
+    assert.equal(await count(script.id), 2)
+  })
+})
+
 test('results come in pages, newest first, also where each is large', async () => {
   const script = await makeScript()
   const devices = await addMany(25)

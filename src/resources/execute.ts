@@ -1,10 +1,11 @@
 // Executing a script: whom a request means, what it would do (dry run), and the execution as one row with
 // its job, audit row and event. What becomes of it is `workers/executions.ts`; reading it, `executions.ts`.
+import { createHmac, type KeyObject } from 'node:crypto'
 import { Type, type Static } from 'typebox'
 import { auditOf, insertAudit } from '../audit.ts'
 import type { Scope } from '../auth.ts'
 import type { Queryable, Row } from '../db.ts'
-import type { ErrorCode } from '../errors.ts'
+import { AppError, type ErrorCode } from '../errors.ts'
 import { insertEvents } from '../events.ts'
 import { targetConditions, type DeviceFilter } from '../execution_targets.ts'
 import { newId } from '../ids.ts'
@@ -90,29 +91,94 @@ interface Targets {
 
 /** POST /scripts/:id/execute */
 export async function executeScript(ctx: Context, call: ExecuteCall): Promise<Reply> {
-  const { actor, params, body } = call
+  const { body } = call
   if ((body.deviceIds === undefined) === (body.filter === undefined)) {
     throw invalid('/deviceIds', 'or filter is needed, and not both')
   }
   if (body.dryRun) return dryRun(ctx, call)
-  const id = newId()
-  const { json, refused } = await ctx.db.transaction(async (tx) => {
-    const script = await findRunnable(tx, actor, params.id, true)
-    const environment = environmentOf(script.parameters, body.parameters ?? {})
-    const targets = await findTargets(tx, call, script)
-    const { secrets } = environment
-    const sealed =
-      Object.keys(secrets).length > 0 ? ctx.dataKeys.seal(JSON.stringify(secrets)) : null
-    await insertExecution(tx, call, { id, script, targets, environment, sealed })
-    await recordStart(tx, call, { id, script, targets, shown: environment.shown })
-    await sendExecution(tx, id)
-    return { json: await getExecution(tx, actor, id), refused: targets.refused }
-  })
+  const fresh = newId()
+  const { id, json, refused } = await ctx.db.transaction((tx) => startOnce(ctx, tx, call, fresh))
   return {
     status: 202,
     json: `${json.slice(0, -1)},"failed":${JSON.stringify(refused)}}`,
     headers: { Location: `/api/v1/executions/${id}` },
   }
+}
+
+/** The execution, which is an earlier one where the request is a repeat. */
+async function startOnce(
+  ctx: Context,
+  tx: Queryable,
+  call: ExecuteCall,
+  id: string,
+): Promise<{ id: string; json: string; refused: Refusal[] }> {
+  const { actor, params, body } = call
+  const earlier = await startedUnder(tx, call, ctx.cursorKey, id)
+  const script = await findRunnable(tx, actor, params.id, true)
+  if (earlier !== undefined) {
+    const again = await findTargets(tx, call, script)
+    const json = await getExecution(tx, actor, earlier)
+    return { id: earlier, json, refused: again.refused }
+  }
+  const environment = environmentOf(script.parameters, body.parameters ?? {})
+  const targets = await findTargets(tx, call, script)
+  const { secrets } = environment
+  const sealed = Object.keys(secrets).length > 0 ? ctx.dataKeys.seal(JSON.stringify(secrets)) : null
+  await insertExecution(tx, call, { id, script, targets, environment, sealed })
+  await recordStart(tx, call, { id, script, targets, shown: environment.shown })
+  await sendExecution(tx, id)
+  return { id, json: await getExecution(tx, actor, id), refused: targets.refused }
+}
+
+/**
+ * The execution that this request started already, under its Idempotency-Key; undefined where it is the first, which the
+ * key stands for from here on. Throws IDEMPOTENCY_KEY_REUSED.
+ */
+async function startedUnder(
+  tx: Queryable,
+  call: ExecuteCall,
+  secret: KeyObject,
+  id: string,
+): Promise<string | undefined> {
+  const sent = call.header('idempotency-key')
+  if (sent === '') return undefined
+  // Beside those of commands, which hold no space.
+  const key = `execute ${sent}`
+  // With a secret, since parameters may be ones that could be guessed.
+  const hash = createHmac('sha256', secret).update(sameRequest(call)).digest()
+  const { userId } = call.actor
+  const made = await tx.query(
+    `insert into idempotency_keys (user_id, key, body_hash, command_id) values ($1, $2, $3, $4)
+     on conflict (user_id, key) do nothing returning true as made`,
+    [userId, key, hash, id],
+  )
+  if (made.length > 0) return undefined
+  const [row] = await tx.query<{ id: string; same: boolean }>(
+    `select command_id as id, body_hash = $3 as same from idempotency_keys where user_id = $1 and key = $2`,
+    [userId, key, hash],
+  )
+  if (row?.same) return row.id
+  const message =
+    'this Idempotency-Key was used for another execution in the last 24 hours; take a new one'
+  throw new AppError('IDEMPOTENCY_KEY_REUSED', message)
+}
+
+/** What must be the same for a repeat to be one, in whichever order its fields come. */
+function sameRequest({ params, body }: ExecuteCall): string {
+  const { deviceIds, filter, parameters, timeoutSeconds, expiresInSeconds } = body
+  const ordered = (members: Record<string, unknown> | undefined) =>
+    members &&
+    Object.keys(members)
+      .toSorted()
+      .map((name) => [name, members[name]])
+  return JSON.stringify([
+    params.id,
+    deviceIds,
+    ordered(filter),
+    ordered(parameters),
+    timeoutSeconds,
+    expiresInSeconds,
+  ])
 }
 
 async function dryRun(ctx: Context, call: ExecuteCall): Promise<Reply> {

@@ -45,6 +45,7 @@ export const executionRoutes: Route[] = [
     may: 'executions.write',
     params: idParams,
     body: ExecuteBody,
+    headers: ['idempotency-key'],
     responses: { 200: DryRun, 202: NewExecution },
     handle: executeScript,
   }),
