@@ -213,8 +213,9 @@ export function isConnectionFailure(error: unknown): boolean {
   if (!(error instanceof Error)) return false
   const code = 'code' in error && typeof error.code === 'string' ? error.code : ''
   // 08 connection, 28 sign-in, 3D no such database, 57P admin shutdown and crash, 53 out of resources, 58 its
-  // machine, 40 retryable conflict.
-  if (/^(08|28|3D|57P|53|58|40)/.test(code) || code === '57014' || code === '25006') return true
+  // machine, 40 retryable conflict; 25P03 and 25P04 end a transaction that stood still, as after the server did.
+  if (/^(08|28|3D|57P|53|58|40|25P0[34])/.test(code)) return true
+  if (code === '57014' || code === '25006') return true
   if (/^E[A-Z]+$/.test(code)) return true
   // A certificate that is refused, by whichever side.
   if (/^(ERR_TLS_|ERR_SSL_|CERT_|UNABLE_TO_|DEPTH_ZERO_|SELF_SIGNED_)/.test(code)) return true

@@ -89,7 +89,17 @@ test('a request that comes while the hub goes down does not wait for an end', as
 
 test('a refused sign-in or certificate is an outage, bad data and bugs are none', () => {
   const coded = (code: string) => Object.assign(new Error('refused'), { code })
-  for (const code of ['28P01', '28000', '3D000', '08006', '57P01', '58030', 'CERT_HAS_EXPIRED']) {
+  for (const code of [
+    '28P01',
+    '28000',
+    '3D000',
+    '08006',
+    '57P01',
+    '25P03',
+    '25P04',
+    '58030',
+    'CERT_HAS_EXPIRED',
+  ]) {
     assert.ok(isConnectionFailure(coded(code)), code)
   }
   assert.ok(isConnectionFailure(new Error('Query read timeout')))

@@ -55,6 +55,20 @@ test('so does one of a transaction, whose connection is not used again', async (
   }
 })
 
+test('a transaction that the server ended because nothing came of it is an outage, too', async () => {
+  const ended = db.transaction(async (tx) => {
+    const pid = await backendOf(tx)
+    await tx.query('set local idle_in_transaction_session_timeout = 50')
+    process.kill(pid, 'SIGSTOP')
+    const next = tx.query('select 1')
+    // When it goes on, its timer is due before the statement is read.
+    setTimeout(() => process.kill(pid, 'SIGCONT'), 200)
+    await next
+  })
+  await assert.rejects(ended, isAway)
+  assert.equal((await db.query('select 1 as one')).length, 1)
+})
+
 test('a pool that was closed says nothing of how its connections end', async () => {
   const told: Error[] = []
   const own = openDatabase({
