@@ -262,6 +262,6 @@ test(
       assert.match(stdout, new RegExp(`^${side.replace('.', '\\.')}`, 'm'))
     }
     // The bare program was not asked for, so nothing is held against it.
-    assert.equal(report.rows.find(({ id }) => id === 'P3a')?.ok, null)
+    assert.equal(report.rows.find(({ id }) => id === 'P3e')?.ok, null)
   },
 )

@@ -33,7 +33,6 @@ export const connect: Scenario = {
       metric: 'perSecond',
       unit: '/s',
       rival: 'bare',
-      goal: { ratioLeast: 0.5 },
     },
     {
       id: 'P3b',
@@ -50,7 +49,7 @@ export const connect: Scenario = {
       metric: 'perSecond',
       unit: '/s',
       rival: 'online',
-      goal: { ratioLeast: 0.5 },
+      goal: { ratioLeast: 0.75 },
     },
     {
       id: 'P3f',
