@@ -3,7 +3,6 @@
 
 import { uptime } from 'node:os'
 import { performance } from 'node:perf_hooks'
-import type { ResultFrame } from '../src/protocol.ts'
 import { PayloadError } from './action.ts'
 import type { Action, ActionContext, ActionOutcome, AgentControl, StopReason } from './action.ts'
 import { describe } from './errors.ts'
@@ -65,7 +64,7 @@ export class Commands {
     for (const [id, entry] of this.#parts.journal.ledger) {
       const end = ends.get(id)
       if (entry.phase === 'running' && end) {
-        await this.#end(makeResult(id, end, Date.now() - entry.at))
+        await this.#end(entry.command, end, Date.now() - entry.at)
       } else if (entry.phase === 'running') await this.#endInterrupted(id, entry)
       if (entry.phase === 'waiting') this.#enqueue(entry.command)
     }
@@ -91,11 +90,12 @@ export class Commands {
   async cancel(id: string): Promise<void> {
     const run = this.#running.get(id)
     if (run) return run.abort('cancelled' satisfies StopReason)
-    if (this.#parts.journal.ledger.get(id)?.phase !== 'waiting') return
+    const entry = this.#parts.journal.ledger.get(id)
+    if (entry?.phase !== 'waiting') return
     for (const lane of [this.#serial, this.#concurrent]) {
       lane.queue = lane.queue.filter((command) => command.id !== id)
     }
-    await this.#end(makeResult(id, { status: 'cancelled' }, 0))
+    await this.#end(entry.command, { status: 'cancelled' }, 0)
   }
 
   /** The hub has committed the end of a command. */
@@ -149,8 +149,7 @@ export class Commands {
     const { after, handedOver, ...outcome } = await this.#runUntilDeadline(command, control)
     this.#running.delete(id)
     if (handedOver) return
-    await this.#end(makeResult(id, outcome, performance.now() - startedAtMs))
-    if ('env' in command.payload) this.#parts.journal.rewriteSoon()
+    await this.#end(command, outcome, performance.now() - startedAtMs)
     if (after) await this.#actAfterAck(id, after)
   }
 
@@ -215,10 +214,16 @@ export class Commands {
     }
   }
 
-  async #end(result: ResultFrame): Promise<void> {
-    const { id, status, durationMs } = result
+  async #end({ id, payload }: CommandFrame, outcome: Outcome, elapsedMs: number): Promise<void> {
+    const result = makeResult(id, outcome, elapsedMs)
     await this.#outbox.put(result)
-    this.#parts.log.info('command ended', { id, status, durationMs })
+    this.#parts.log.info('command ended', {
+      id,
+      status: result.status,
+      durationMs: result.durationMs,
+    })
+    // A script's parameters may be secrets; they leave the disk with its end, however it came.
+    if ('env' in payload) this.#parts.journal.rewriteSoon()
   }
 
   async #endInterrupted(id: string, entry: Extract<Entry, { phase: 'running' }>): Promise<void> {
@@ -228,7 +233,7 @@ export class Commands {
       // Another user's by now: we can't end it, but we can still tell the truth about the command.
       this.#parts.log.error('leftover could not be killed', { id, error: describe(error) })
     }
-    await this.#end(makeResult(id, failure('interrupted'), Date.now() - entry.at))
+    await this.#end(entry.command, failure('interrupted'), Date.now() - entry.at)
   }
 
   async #actAfterAck(id: string, after: () => Promise<void>): Promise<void> {

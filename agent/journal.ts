@@ -104,6 +104,8 @@ export class Journal {
   }
 
   async #rewrite(): Promise<void> {
+    // Before the ledger is read: what is asked for while this is being written asks for the next one.
+    this.#rewriteWanted = false
     forget(this.ledger, Date.now())
     const lines = [...snapshot(this.ledger)].map((record) => `${JSON.stringify(record)}\n`)
     const draft = `${this.#path}.new`
@@ -121,7 +123,6 @@ export class Journal {
     }
     this.#file = await open(this.#path, 'a', 0o600)
     this.#bytes = this.#bytesAfterRewrite = (await this.#file.stat()).size
-    this.#rewriteWanted = false
   }
 
   #mustRewrite(): boolean {

@@ -169,6 +169,19 @@ test('a script and its secrets leave the disk with its end and never reach the l
   assert.doesNotMatch(JSON.stringify(agent.lines()), told)
 })
 
+test('the secrets of a script that never started leave the disk when it is cancelled', async () => {
+  const env = { PARAM_SECRET: 'halibut' }
+  hub.command('s4', 'run_command', { command: 'sleep 300' })
+  hub.command('s5', 'run_script', { language: 'sh', content: 'true', env })
+  const journal = () => readFileSync(path('journal.jsonl'), 'utf8')
+  await until(() => journal().includes('halibut'), 'the script in the journal')
+  hub.peers[0]?.send({ type: 'cancel', id: 's5' })
+  assert.equal((await hub.result('s5')).status, 'cancelled')
+  await until(() => !journal().includes('halibut'), 'a clean journal')
+  hub.peers[0]?.send({ type: 'cancel', id: 's4' })
+  assert.equal((await hub.result('s4')).status, 'cancelled')
+})
+
 test('bad payloads fail with a sentence that quotes no secret', async () => {
   const env = { PARAM_A: 'hush\0hush' }
   const cases: [string, object, RegExp][] = [

@@ -61,6 +61,21 @@ test('a journal that grew is rewritten and stays bounded', async () => {
   await again.close()
 })
 
+test('a secret that ends while the journal is being rewritten leaves the disk too', async () => {
+  using folder = makeFolder()
+  const path = join(folder.path, 'journal')
+  const journal = await Journal.open(path, collectLog().log)
+  await journal.append(commandOf('a', 'swordfish'))
+  journal.rewriteSoon() // reads the ledger at once: this one still holds the command
+  const end = { type: 'result', result: { type: 'result', id: 'a', status: 'completed' } } as const
+  const ended = journal.append({ ...end, at: Date.now() })
+  journal.rewriteSoon()
+  await ended
+  await journal.close()
+  assert.doesNotMatch(readFileSync(path, 'utf8'), /swordfish/)
+  assert.equal(journal.ledger.get('a')?.phase, 'ended')
+})
+
 test('a disk that refuses holds writers back, and takes everything when it is well', async () => {
   using folder = makeFolder()
   const home = join(folder.path, 'disk')
