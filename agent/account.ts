@@ -9,15 +9,18 @@ export interface Account {
   shell: string
 }
 
-/** The account of this process; what the list does not say comes from the environment, then from what there is. */
+/**
+ * The account of this process; what the list does not say comes from the environment, then from what there is.
+ * MUSTER_AGENT_HOME names another home.
+ */
 export function ownAccount(): Account {
   const uid = process.geteuid?.() ?? 0
-  const { USER: name, HOME: home, SHELL: shell } = process.env
+  const { USER: name, HOME: home, SHELL: shell, MUSTER_AGENT_HOME: chosen } = process.env
   const listed = accountOf(passwd(), uid) ?? { name: '', home: '', shell: '' }
   const shells = [listed.shell || shell, '/bin/bash', '/bin/sh']
   return {
     name: listed.name || name || String(uid),
-    home: listed.home || home || '/',
+    home: chosen || listed.home || home || '/',
     shell: shells.find((file) => file !== undefined && isExecutable(file)) ?? '/bin/sh',
   }
 }

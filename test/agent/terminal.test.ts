@@ -5,7 +5,7 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import fc from 'fast-check'
-import { accountOf } from '../../agent/account.ts'
+import { accountOf, ownAccount } from '../../agent/account.ts'
 import { shellEnv } from '../../agent/shell.ts'
 import { terminalsMax } from '../../agent/limits.ts'
 import { newId } from '../../src/ids.ts'
@@ -100,7 +100,12 @@ test('a shell is begun once, however often it is asked for, and replays what is 
 
 test('a service’s agent, which has but a path, runs the shell of its account', async () => {
   const none = Object.fromEntries(Object.keys(process.env).map((name) => [name, undefined]))
-  await using t = await startWatched({ ...none, PATH: '/usr/bin:/bin' })
+  using home = makeFolder()
+  await using t = await startWatched({
+    ...none,
+    PATH: '/usr/bin:/bin',
+    MUSTER_AGENT_HOME: home.path,
+  })
   const own = accountOf(readFileSync('/etc/passwd', 'utf8'), process.geteuid?.() ?? -1)
   const id = newTerminal()
   t.say('open', id, 0, size)
@@ -115,7 +120,9 @@ test('a service’s agent, which has but a path, runs the shell of its account',
     () => /<(\S+) (\S+) (\S+) (\S+) (\S+)>\r\n/.exec(t.shown(id)),
     'who it is',
   )
-  assert.deepEqual(said.slice(1), [own?.name, own?.name, own?.home, own?.shell, own?.home])
+  assert.deepEqual(said.slice(1), [own?.name, own?.name, home.path, own?.shell, home.path])
+  // Else the home of its account, whatever the environment of who started it says.
+  assert.equal(ownAccount().home, own?.home)
 })
 
 test('a session that it does not know is not begun by going on with it', async () => {

@@ -31,7 +31,8 @@ export async function startAgentOf(
   const start = (args: string[]) =>
     spawn(program, [...programArgs, ...args, '--state', state], {
       stdio: ['ignore', 'pipe', 'inherit'],
-      env: { ...process.env, ...env },
+      // Shells read no profile of whoever runs the tests, and leave nothing in that home.
+      env: { ...process.env, MUSTER_AGENT_HOME: state, ...env },
     })
   const enrolled = start(['enroll', '--url', origin, '--secret', enrollmentSecret])
   let said = ''

@@ -71,7 +71,8 @@ export function startAgent(
 ) {
   const child = spawn(program, [...programArgs, 'run', '--state', state, ...args], {
     stdio: ['ignore', 'pipe', 'pipe'],
-    env: { ...process.env, ...env },
+    // Shells read no profile of whoever runs the tests, and leave nothing in that home.
+    env: { ...process.env, MUSTER_AGENT_HOME: state, ...env },
   })
   const output = collect(child)
   const exited = exitOf(child)
