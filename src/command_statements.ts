@@ -26,6 +26,8 @@ export interface AcceptRow extends Record<string, unknown> {
   suspended: boolean
   /** The device is connected to this hub. */
   here: boolean
+  /** Of a device that is here: commands that other hubs handed over and this one has yet to take. */
+  ahead: string[] | null
   /** The other hub that it was handed to. */
   elsewhere: string | null
 }
@@ -131,8 +133,10 @@ with i as (
   from a where accepted and elsewhere is not null
   order by id
 )
-select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended, here,
-  elsewhere
+select (n - 1)::int as n, gone, open + place as open, first, accepted, status, suspended, here, elsewhere,
+  case when here and open > 0 then (
+    select array_agg(w.command_id::text order by w.id) from handoffs w
+    where w.node_id = $24 and w.device_id = a.device_id and w.command_id is not null) end as ahead
 from a`
 
 /** First commands of Idempotency-Keys. $1 places, $2 users, $3 keys, $4 hashes of the bodies */

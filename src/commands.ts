@@ -160,7 +160,7 @@ export class Commands {
         if (row?.accepted) {
           count++
           // Whoever claims a device that nobody holds reads its queue then.
-          if (row.here) this.tell(item)
+          if (row.here) this.tell(item, row.ahead ?? [])
           else if (row.elsewhere !== null) handed.add(row.elsewhere)
           item.resolve(acceptedOf(item, row))
         } else if (item.bodyHash !== null) {
@@ -238,8 +238,11 @@ export class Commands {
     setTimeout(look, limits.doubtMs).unref()
   }
 
-  private tell({ command, id, createdMs }: Waiting): void {
-    this.options.shards.tellCommand(command.deviceId, {
+  private tell({ command, id, createdMs }: Waiting, ahead: readonly string[]): void {
+    const { shards } = this.options
+    // They were accepted before, and come first.
+    for (const earlier of ahead) shards.check(command.deviceId, earlier)
+    shards.tellCommand(command.deviceId, {
       id,
       action: command.action,
       payload: command.payload,

@@ -137,16 +137,43 @@ test('what PostgreSQL holds open with the wish to cancel it is never sent', () =
   assert.deepEqual(effects(device, { type: 'command', command: told }), ['check'])
   // Nobody knows it here: PostgreSQL is asked again, since the answer may be older than the wish.
   assert.deepEqual(effects(device, { type: 'cancel', id: '1', ask: 1 }), ['answer', 'check'])
-  assert.deepEqual(effects(device, { type: 'checked', command: found }), ['end 1 cancelled'])
+  const answer: DeviceMessage = { type: 'checked', id: '1', command: found }
+  assert.deepEqual(effects(device, answer), ['end 1 cancelled'])
   assert.deepEqual(effects(device, { type: 'committed', id: '1' }), [])
   assert.equal(device.commands, null)
 })
 
-test('what was read while the queue was being loaded is asked for anew', () => {
+test('who knows of a command while the queue is being loaded has it asked for afterwards', () => {
   const device = openDevice(socket, startMs, startMs + 60_000)
-  assert.deepEqual(effects(device, { type: 'checked', command: stored('1') }), [])
+  assert.deepEqual(effects(device, { type: 'ask', id: '1' }), [])
   const claim: DeviceMessage = { type: 'claimed', epoch: 1, atMs: 0, commands: [], high: 0 }
   assert.deepEqual(effects(device, claim), ['welcome', 'check'])
+})
+
+test('what came after a command that is being asked about waits for the answer', () => {
+  const device = claimed()
+  assert.deepEqual(effects(device, { type: 'ask', id: '2' }), ['check'])
+  const reader = command('4', { concurrent: true, action: 'list_processes' })
+  assert.deepEqual(effects(device, { type: 'command', command: command('3') }), [])
+  assert.deepEqual(effects(device, { type: 'command', command: reader }), ['send 4'])
+  // What came before it does not.
+  assert.deepEqual(effects(device, { type: 'command', command: command('1') }), ['send 1'])
+  effects(device, said({ type: 'result', id: '1', status: 'completed' }))
+  assert.deepEqual(effects(device, { type: 'committed', id: '1' }), ['ack'])
+  const open: DeviceMessage = { type: 'checked', id: '2', command: stored('2') }
+  assert.deepEqual(effects(device, open), ['send 2'])
+  effects(device, said({ type: 'result', id: '2', status: 'completed' }))
+  assert.deepEqual(effects(device, { type: 'committed', id: '2' }), ['ack', 'send 3'])
+})
+
+test('a command that turns out to have ended holds up nothing', () => {
+  const device = claimed()
+  assert.deepEqual(effects(device, { type: 'ask', id: '1' }), ['check'])
+  assert.deepEqual(effects(device, { type: 'ask', id: '2' }), ['check'])
+  assert.deepEqual(effects(device, { type: 'command', command: command('3') }), [])
+  assert.deepEqual(effects(device, { type: 'checked', id: '1', command: null }), [])
+  assert.deepEqual(effects(device, { type: 'checked', id: '2', command: null }), ['send 3'])
+  assert.equal(device.asked, null)
 })
 
 test('a command that ended elsewhere while its frame was in the making is not wanted any more', () => {

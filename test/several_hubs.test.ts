@@ -48,6 +48,23 @@ function works(name: string, hubs: () => { here: TestHub; there: TestHub }): voi
     await agent.close()
   })
 
+  test(`${name}: what is accepted here and then where the device is runs in that order`, async () => {
+    const { here, there } = hubs()
+    const device = await here.enroll()
+    const agent = (await FakeAgent.connect(device, there.origin)).obey()
+    const path = `/devices/${device.deviceId}/commands`
+    const accepted: string[] = []
+    for (let round = 0; round < 5; round++) {
+      for (const hub of [here, here, there]) {
+        const { body } = await hub.post(path, { action: 'ping' })
+        accepted.push(body.id)
+      }
+    }
+    for (const id of accepted) assert.equal((await ended(here, id)).status, 'completed')
+    assert.deepEqual([...agent.runs.keys()], accepted)
+    await agent.close()
+  })
+
   test(`${name}: a request waits for the end`, async () => {
     const { here, there } = hubs()
     const device = await here.enroll()

@@ -29,9 +29,9 @@ function storeOf(onTold: (id: string) => void = () => {}) {
     onBatch: () => {},
     onProblem: (message: string) => problems.push(message),
     onChecked: (checked: Parameters<StoreEvents['onChecked']>[0]) => {
-      for (const { asker, command } of checked) {
-        onTold(command.id)
-        told.push(`${command.id} to ${asker.conn}`)
+      for (const { asker, id, stored } of checked) {
+        if (stored) onTold(id)
+        told.push(`${id}${stored ? '' : ' is not open'} to ${asker.conn}`)
       }
     },
   } as unknown as StoreEvents
@@ -67,7 +67,7 @@ test('an answer that is older than what became of the command is asked for anew'
   assert.equal(reads.length, 3)
 })
 
-test('the last who asked is told, of what was read after that; and nobody of a foreign command', async () => {
+test('the last who asked is told, of what was read after that; a foreign command is none', async () => {
   const { store, reads, told, answer } = storeOf()
   const [id, foreign] = [newId(), newId()]
   store.checks.check(actor(1), id)
@@ -77,7 +77,7 @@ test('the last who asked is told, of what was read after that; and nobody of a f
   await answer(0)
   await answer(1)
   await answer(2)
-  assert.deepEqual(told, [`${id} to 2`])
+  assert.deepEqual(told, [`${foreign} is not open to 3`, `${id} to 2`])
   assert.equal(reads.flatMap(({ ids }) => ids).filter((read) => read === id).length, 2)
 })
 
@@ -92,6 +92,7 @@ test('an actor that breaks takes no answer from the others', async () => {
     ids.map((id) => told.includes(`${id} to 1`)),
     [true, false, true, true],
   )
+  assert.ok(told.includes(`${ids[1]} is not open to 1`), 'it does not wait for ever')
   assert.equal(problems.length, 1)
   const before = reads.length
   store.checks.check(actor(1), ids[1] ?? '')

@@ -8,9 +8,16 @@ import type { Device } from './device_state.ts'
 import type { OpenLane } from './lanes.ts'
 import { checkSql, type StoredCommand } from './statements.ts'
 
+/** What PostgreSQL says of a command, for the actor that asked. */
+export interface Checked {
+  asker: Device
+  id: string
+  /** Null: it is not open, or is another device's; or it could not be asked for. */
+  stored: StoredCommand | null
+}
+
 export interface CheckEvents {
-  /** Of the commands asked for, those that are open, for the actors that asked. */
-  onChecked(checked: { asker: Device; command: StoredCommand }[]): void
+  onChecked(checked: Checked[]): void
   /** Of the commands looked for, those that are open no more. */
   onGone(gone: { deviceId: string; id: string }[]): void
 }
@@ -43,7 +50,7 @@ export class Checks {
     this.db = db
     this.events = events
     this.checks = lane('check', (items) => this.readChecks(items), 0, {
-      reject: (id) => this.checking.delete(id),
+      reject: (id) => this.giveUp(id),
     })
     this.looks = lane('look', (items) => this.readLooks(items), limits.lookGapMs / 10, {
       reject: ({ id }) => this.lookIds.delete(id),
@@ -54,7 +61,7 @@ export class Checks {
   check(asker: Device, id: string): void {
     const stale = this.checking.has(id)
     this.checking.set(id, { asker, stale })
-    if (!stale && !this.checks.push(id)) this.checking.delete(id)
+    if (!stale && !this.checks.push(id)) this.giveUp(id)
   }
 
   /** Something became of this command: a check that is under way does not count, and is asked anew. */
@@ -74,6 +81,13 @@ export class Checks {
     await Promise.all([this.checks.drained(), this.looks.drained()])
   }
 
+  /** Its actor must not wait for it. */
+  private giveUp(id: string): void {
+    const check = this.checking.get(id)
+    this.checking.delete(id)
+    if (check) this.events.onChecked([{ asker: check.asker, id, stored: null }])
+  }
+
   private async readChecks(ids: string[]): Promise<void> {
     const rows = await this.db.query<{ deviceId: string; command: StoredCommand }>(checkSql, [
       plainArray(ids),
@@ -84,9 +98,10 @@ export class Checks {
       return check ? [{ id, ...check, row: byId.get(id) }] : []
     })
     this.events.onChecked(
-      checks.flatMap(({ asker, stale, row }) =>
-        !stale && row?.deviceId === asker.id ? [{ asker, command: row.command }] : [],
-      ),
+      checks.flatMap(({ id, asker, stale, row }) => {
+        const stored = row?.deviceId === asker.id ? row.command : null
+        return stale ? [] : [{ asker, id, stored }]
+      }),
     )
     for (const { id } of checks) this.checking.delete(id)
     for (const { id, asker, stale } of checks) if (stale) this.check(asker, id)

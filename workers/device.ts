@@ -4,7 +4,7 @@ import { limits } from '../src/limits.ts'
 import { closeCodes, type AgentFrame, type HeartbeatFrame } from '../src/protocol.ts'
 import {
   accept,
-  askAgain,
+  ask,
   cancel,
   checked,
   committed,
@@ -54,8 +54,10 @@ export function step(
       return unsendable(device, message.id, message.error)
     case 'command':
       return accept(device, message.command, nowMs)
+    case 'ask':
+      return ask(device, message.id)
     case 'checked':
-      return checked(device, message.command, nowMs)
+      return checked(device, message.id, message.command, nowMs)
     case 'gone':
       return gone(device, message.id, nowMs)
     case 'cancel':
@@ -99,11 +101,7 @@ function stepLoading(
   }
   const effects: Effect[] = device.resumed ? [] : [{ type: 'welcome' }]
   // Before the epoch is set, so that nothing is sent whose result is among what was held.
-  for (const earlier of held) {
-    if (earlier.type !== 'checked') effects.push(...step(device, earlier, nowMs, rules))
-    // It was read before the queue was, and may have ended in between.
-    else effects.push(...askAgain(device, earlier.command.id))
-  }
+  for (const earlier of held) effects.push(...step(device, earlier, nowMs, rules))
   device.epoch = message.epoch
   for (const { id, stage, cancelRequested } of device.commands ?? []) {
     const running = stage === 'delivered' || stage === 'running'

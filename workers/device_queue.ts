@@ -20,7 +20,7 @@ import {
 export function accept(device: Device, message: CommandMessage, nowMs: number): Effect[] {
   if (find(device, message.id) !== undefined) return []
   // Committed around the claim, told after it: it may have been loaded, carried out and ended since.
-  if (message.createdMs <= device.claimedMs) return [{ type: 'check', id: message.id }]
+  if (message.createdMs <= device.claimedMs) return ask(device, message.id)
   insert(device, {
     ...message,
     stage: 'pending',
@@ -33,10 +33,25 @@ export function accept(device: Device, message: CommandMessage, nowMs: number): 
   return next(device, nowMs)
 }
 
-/** PostgreSQL holds it open, as `command` says, perhaps with the wish to cancel it. */
-export function checked(device: Device, command: OpenCommand, nowMs: number): Effect[] {
-  const { id, stage, cancelRequested } = command
+/** Asks about a command that may be open. Until the answer is here nothing is sent that came after it. */
+export function ask(device: Device, id: string): Effect[] {
   if (find(device, id) !== undefined) return []
+  device.asked ??= new Set()
+  device.asked.add(id)
+  return [{ type: 'check', id }]
+}
+
+/** PostgreSQL holds it open as `command` says, perhaps with the wish to cancel it, or not at all. */
+export function checked(
+  device: Device,
+  id: string,
+  command: OpenCommand | null,
+  nowMs: number,
+): Effect[] {
+  device.asked?.delete(id)
+  if (device.asked?.size === 0) device.asked = null
+  if (command === null || find(device, id) !== undefined) return next(device, nowMs)
+  const { stage, cancelRequested } = command
   // As with a queue that is loaded: nobody knows whether that frame arrived.
   if (stage === 'sent') command.stage = 'pending'
   insert(device, command)
@@ -45,11 +60,6 @@ export function checked(device: Device, command: OpenCommand, nowMs: number): Ef
     effects.unshift({ type: 'cancel', id })
   }
   return effects
-}
-
-/** Asks about a command that was not loaded. */
-export function askAgain(device: Device, id: string): Effect[] {
-  return find(device, id) === undefined ? [{ type: 'check', id }] : []
 }
 
 function insert(device: Device, command: OpenCommand): void {
@@ -62,14 +72,16 @@ function insert(device: Device, command: OpenCommand): void {
 
 /**
  * Sends what may be sent: every concurrent command, and the oldest other one when none is outstanding, which a later
- * one may be that was told earlier. The next one waits for the commit of the end before it: FIFO. What has expired
- * is not sent any more.
+ * one may be that was told earlier, and none that may be older is being asked about. The next one waits for the commit
+ * of the end before it: FIFO. What has expired is not sent any more.
  */
 export function next(device: Device, nowMs: number): Effect[] {
   if (device.commands === null || device.epoch === 0) return []
   const effects: Effect[] = []
   let free = device.commands.every(({ concurrent, stage }) => concurrent || stage === 'pending')
+  const asked = oldestAsked(device)
   for (const command of device.commands) {
+    if (asked !== undefined && asked < command.id) free = false
     const waits = command.stage === 'pending'
     if (waits && command.cancelRequested) {
       effects.push(endNow(command, 'cancelled', cancelledPending))
@@ -82,6 +94,12 @@ export function next(device: Device, nowMs: number): Effect[] {
     if (!command.concurrent) free = false
   }
   return effects
+}
+
+function oldestAsked({ asked }: Device): string | undefined {
+  let oldest: string | undefined
+  for (const id of asked ?? []) if (oldest === undefined || id < oldest) oldest = id
+  return oldest
 }
 
 export function sent(device: Device, id: string): Effect[] {
@@ -204,27 +222,24 @@ function endOf(status: ResultFrame['status'], exitCode: number | null | undefine
   return status === 'completed' && exitCode ? 'failed' : status
 }
 
-export function cancel(device: Device, id: string, ask: number): Effect[] {
+export function cancel(device: Device, id: string, number: number): Effect[] {
   const command = find(device, id)
   if (command === undefined) {
     // PostgreSQL ends it where it waits. An answer that is under way may be older than the wish, and is asked for anew.
-    return [
-      { type: 'answer', ask, value: 'unknown' },
-      { type: 'check', id },
-    ]
+    return [{ type: 'answer', ask: number, value: 'unknown' }, ...ask(device, id)]
   }
   // The row may still say that it waits, for as long as PostgreSQL takes no writes.
-  if (command.stage === 'ending') return [{ type: 'answer', ask, value: 'ending' }]
+  if (command.stage === 'ending') return [{ type: 'answer', ask: number, value: 'ending' }]
   command.cancelRequested = true
   if (command.stage === 'pending') {
     return [
       endNow(command, 'cancelled', cancelledPending),
-      { type: 'answer', ask, value: 'cancelled' },
+      { type: 'answer', ask: number, value: 'cancelled' },
     ]
   }
   return [
     { type: 'cancel', id },
-    { type: 'answer', ask, value: 'asked' },
+    { type: 'answer', ask: number, value: 'asked' },
   ]
 }
 

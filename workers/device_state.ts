@@ -73,6 +73,8 @@ export interface Device {
   resumed: boolean
   /** In order of id, which is the order of acceptance; null while there is none. */
   commands: OpenCommand[] | null
+  /** Commands that PostgreSQL is being asked about: they may be open, and what came later waits. Null: none. */
+  asked: Set<string> | null
   /** What arrived while the queue was being loaded; null once it is. */
   held: Held | null
   /** Wall clock (ms) at which the claim was committed. */
@@ -93,8 +95,10 @@ export type DeviceMessage =
   /** Its frame can't be made, and never will be. */
   | { type: 'unsendable'; id: string; error: string }
   | { type: 'command'; command: CommandMessage }
-  /** PostgreSQL was asked: this command is open. */
-  | { type: 'checked'; command: OpenCommand }
+  /** Somebody knows of this command; it may be open, and not here yet. */
+  | { type: 'ask'; id: string }
+  /** PostgreSQL was asked: null where this command is not open. */
+  | { type: 'checked'; id: string; command: OpenCommand | null }
   /** PostgreSQL was asked: this command has ended. */
   | { type: 'gone'; id: string }
   | { type: 'cancel'; id: string; ask: number }
@@ -133,7 +137,7 @@ export type Effect =
   /** A result for an id that is not open here: foreign, unknown or ended. */
   | { type: 'stray'; frame: ResultFrame }
   | { type: 'answer'; ask: number; value: CancelAnswer }
-  /** Ask PostgreSQL whether this command is open, and tell with `checked` when it is. */
+  /** Ask PostgreSQL whether this command is open, and tell with `checked`. */
   | { type: 'check'; id: string }
   /** Ask PostgreSQL whether this command is still open, and tell with `gone` when it is not. */
   | { type: 'look'; id: string }
@@ -163,6 +167,7 @@ export function openDevice(
     high: 0,
     resumed: socket.resumed,
     commands: null,
+    asked: null,
     held: { messages: [], bytes: 0 },
     claimedMs: 0,
   }

@@ -67,9 +67,9 @@ const store = new Store(db, data.nodeId, {
     front.flush()
   },
   onChecked: (checked) => {
-    for (const { asker, command } of checked) {
+    for (const { asker, id, stored } of checked) {
       if (roster.find(asker.id) !== asker) continue
-      run(asker, { type: 'checked', command: openCommand(command, times()) })
+      run(asker, { type: 'checked', id, command: stored && openCommand(stored, times()) })
     }
     front.flush()
   },
@@ -187,7 +187,7 @@ function onMessage(message: ShardMessage): void {
     case 'command':
       return tell(roster.find(message.deviceId), { type: 'command', command: message.command })
     case 'check':
-      return onCheck(roster.find(message.deviceId), message.id)
+      return tell(roster.find(message.deviceId), { type: 'ask', id: message.id })
     case 'superseded':
       return roster.heldElsewhere(message.deviceId, message.epoch)
     case 'cancel':
@@ -219,10 +219,6 @@ function onMessage(message: ShardMessage): void {
     case 'stop':
       void stop()
   }
-}
-
-function onCheck(device: Device | undefined, id: string): void {
-  if (device && find(device, id) === undefined) store.checks.check(device, id)
 }
 
 function onCancel(message: Extract<ShardMessage, { type: 'cancel' }>): void {
