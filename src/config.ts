@@ -20,6 +20,8 @@ export interface Config {
   readonly agentReleasesDir: string
   /** The `.pub` files of the keys that prove them. */
   readonly agentReleaseKeys: string
+  /** What all downloads of releases together may take. */
+  readonly downloadBytesPerSecond: number
   /** Absent: the hub starts its own PostgreSQL in `dataDir`. */
   readonly databaseUrl: string | undefined
   readonly redisUrl: string | undefined
@@ -159,6 +161,12 @@ export function readConfig(env: Record<string, string | undefined>): Config {
     dataDir,
     agentReleasesDir: resolve(get('AGENT_RELEASES_DIR') ?? join(dataDir, 'releases')),
     agentReleaseKeys: resolve(get('AGENT_RELEASE_KEYS') ?? join(dataDir, 'release-keys')),
+    downloadBytesPerSecond: integer(
+      'DOWNLOAD_BYTES_PER_SECOND',
+      limits.downloadBytesPerSecond,
+      1_000_000,
+      100_000_000_000,
+    ),
     databaseUrl,
     redisUrl,
     smtpUrl,

@@ -1,5 +1,5 @@
-// Reads proved files for many readers at once: one open file for all readers of it, and some buffers for all readers
-// together. Never sends a byte of a file that is not the one that was proved.
+// Reads proved files for many readers at once: one open file for all readers of it, some buffers for all readers
+// together, and a pace in all. Never sends a byte of a file that is not the one that was proved.
 import type { FileHandle } from 'node:fs/promises'
 import { AppError } from './errors.ts'
 import type { ByteSource } from './http_stream.ts'
@@ -16,7 +16,12 @@ interface Shared {
 export class Downloads {
   private readonly slots = new Slots('download', limits.downloadsMax, limits.downloadsPerAddressMax)
   private readonly open = new Map<string, Shared>()
-  private readonly buffers = new Buffers(limits.downloadBuffers, limits.downloadPieceBytes)
+  private readonly buffers: Buffers
+
+  /** All of them together send at most so many bytes a second. */
+  constructor(bytesPerSecond: number) {
+    this.buffers = new Buffers(bytesPerSecond)
+  }
 
   /** How many run now. */
   running(): number {
@@ -38,9 +43,9 @@ export class Downloads {
     try {
       const handle = await shared.opening
       const read: ByteSource['read'] = (offset, take) =>
-        this.buffers.use(async (buffer) => {
-          take(await readPiece(handle, file, begin + offset, end, buffer))
-        })
+        this.buffers.use(async (buffer) =>
+          take(await readPiece(handle, file, begin + offset, end, buffer)),
+        )
       return { length: end - begin, read, close }
     } catch (error) {
       await close()
@@ -67,25 +72,57 @@ export class Downloads {
   }
 }
 
-/** Buffers that many take turns with. */
+/**
+ * Buffers that many take turns with, at a pace in all. Readers who take what they get, some hundred of them, would have
+ * the front thread for themselves: the buffers of their sockets alone hold gigabytes.
+ */
 class Buffers {
   private readonly free: Buffer[]
   private readonly waiting: ((buffer: Buffer) => void)[] = []
+  private readonly msPerByte: number
+  /** When the pace catches up with what was sent, in ms of this process. */
+  private dueMs = 0
+  private pause: NodeJS.Timeout | undefined
 
-  constructor(count: number, bytes: number) {
+  constructor(bytesPerSecond: number) {
+    this.msPerByte = 1000 / bytesPerSecond
     // Pages of memory that nothing was written to take none.
-    this.free = Array.from({ length: count }, () => Buffer.allocUnsafeSlow(bytes))
+    this.free = Array.from({ length: limits.downloadBuffers }, () =>
+      Buffer.allocUnsafeSlow(limits.downloadPieceBytes),
+    )
   }
 
-  async use(work: (buffer: Buffer) => Promise<void>): Promise<void> {
-    const buffer = this.free.pop() ?? (await new Promise<Buffer>((go) => this.waiting.push(go)))
+  /** In the order of asking. `work` answers how many bytes it sent. */
+  async use(work: (buffer: Buffer) => Promise<number>): Promise<void> {
+    const buffer = await new Promise<Buffer>((go) => {
+      this.waiting.push(go)
+      this.lend()
+    })
     try {
-      await work(buffer)
+      const sent = await work(buffer)
+      const earliestMs = performance.now() - limits.downloadCreditMs
+      this.dueMs = Math.max(this.dueMs, earliestMs) + sent * this.msPerByte
     } finally {
-      const next = this.waiting.shift()
-      if (next) next(buffer)
-      else this.free.push(buffer)
+      this.free.push(buffer)
+      this.lend()
     }
+  }
+
+  private lend(): void {
+    if (this.pause !== undefined) return
+    while (this.waiting.length > 0 && this.free.length > 0) {
+      const pauseMs = this.dueMs - performance.now()
+      if (pauseMs > 0) return this.lendIn(pauseMs)
+      const [go, buffer] = [this.waiting.shift(), this.free.pop()]
+      if (go && buffer) go(buffer)
+    }
+  }
+
+  private lendIn(ms: number): void {
+    this.pause = setTimeout(() => {
+      this.pause = undefined
+      this.lend()
+    }, ms)
   }
 }
 

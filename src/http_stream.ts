@@ -13,8 +13,11 @@ export interface Reader {
 export interface ByteSource {
   /** Bytes. */
   length: number
-  /** Passes some bytes from `offset` on to `take`, which is done with them when it returns. */
-  read: (offset: number, take: (bytes: Uint8Array) => void) => Promise<void>
+  /**
+   * Passes some bytes from `offset` on to `take`, which is done with them when it returns, and answers how many of them
+   * were sent.
+   */
+  read: (offset: number, take: (bytes: Uint8Array) => number) => Promise<void>
   close: () => Promise<void>
 }
 
@@ -66,12 +69,14 @@ export async function writeBytes(
     for (;;) {
       let written = Promise.resolve(false)
       await source.read(offset, (bytes) => {
-        if (reader.left()) return
+        if (reader.left()) return 0
+        const begin = offset
         written = outlet.write(() => {
           const [taken, done] = res.tryEnd(bytes, length)
           offset = done ? length : res.getWriteOffset()
           return taken || done
         })
+        return offset - begin
       })
       if (!(await written)) return false
       if (offset >= length) return true

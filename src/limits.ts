@@ -280,6 +280,10 @@ export const limits = {
   downloadPieceBytes: 64 * 1024,
   /** Reads of downloads at once: the thread pool has four, the others wait for their turn without memory. */
   downloadBuffers: 16,
+  /** What all downloads of a hub send at most: a piece takes the front 60 to 100 µs, so many 0.2 to 0.3 of its time. */
+  downloadBytesPerSecond: 200_000_000,
+  /** What the pace of downloads makes good when the front was late, at most. */
+  downloadCreditMs: 10,
   /** Downloads at once: each holds a socket and about 10 KB. */
   downloadsMax: 2_000,
   /** Of one address: a site behind one NAT, and still nobody takes all alone. */

@@ -256,7 +256,7 @@ export async function run(options: RunOptions): Promise<Hub> {
       terminals,
       relay,
       releases,
-      downloads: new Downloads(),
+      downloads: new Downloads(config.downloadBytesPerSecond),
       webhookKeys,
       // A key object: of raw bytes each signature would make one, at five times the cost.
       cursorKey: createSecretKey(derivedKey(config.jwtSecret, 'cursor')),

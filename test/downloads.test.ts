@@ -200,11 +200,9 @@ test('a file that is written into while it is sent never looks whole', async () 
 })
 
 test('readers of one file share it; past the bound of an address, and of all, one is told when to come back', async (t) => {
-  const path = join(folders.releases, '1.10.0', file.name)
-  const { stats, handle } = (await openRegular(path)) ?? assert.fail('it is no file')
-  await handle.close()
-  const proved = { path, stamp: stampOf(stats), size, sha256: file.sha256 }
-  const downloads = new Downloads()
+  const proved = await provedFile()
+  const { path } = proved
+  const downloads = new Downloads(limits.downloadBytesPerSecond)
   const begun: ByteSource[] = []
   t.after(async () => {
     await Promise.all(begun.map((one) => one.close()))
@@ -215,7 +213,10 @@ test('readers of one file share it; past the bound of an address, and of all, on
     const one = await downloads.start(proved, 5, 15, ip)
     begun.push(one)
     const read: Buffer[] = []
-    await one.read(2, (piece) => void read.push(Buffer.from(piece)))
+    await one.read(2, (piece) => {
+      read.push(Buffer.from(piece))
+      return piece.length
+    })
     assert.ok(Buffer.concat(read).equals(bytes.subarray(7, 15)))
   }
   const refusal = (code: string) => (error: unknown) =>
@@ -225,6 +226,63 @@ test('readers of one file share it; past the bound of an address, and of all, on
   for (let n = downloads.running(); n < limits.downloadsMax; n++) await begin('192.0.2.2')
   await assert.rejects(begin('192.0.2.3'), refusal('OVERLOADED'))
   assert.equal(openTimes(path), process.platform === 'linux' ? 1 : 0)
+})
+
+async function provedFile() {
+  const path = join(folders.releases, '1.10.0', file.name)
+  const { stats, handle } = (await openRegular(path)) ?? assert.fail('it is no file')
+  await handle.close()
+  return { path, stamp: stampOf(stats), size, sha256: file.sha256 }
+}
+
+test('all readers together get no more than the pace, and each as much as the others', async (t) => {
+  const bytesPerSecond = 10_000_000
+  const downloads = new Downloads(bytesPerSecond)
+  const proved = await provedFile()
+  const sources = await Promise.all(
+    Array.from({ length: 40 }, () => downloads.start(proved, 0, size, '192.0.2.1')),
+  )
+  t.after(() => Promise.all(sources.map((one) => one.close())))
+  const startedMs = performance.now()
+  let sent = 0
+  let most = 0
+  const turns = sources.map(() => 0)
+  const readOnce = async (reader: number) => {
+    await sources[reader]?.read(0, (piece) => {
+      sent += piece.length
+      return piece.length
+    })
+    turns[reader] = (turns[reader] ?? 0) + 1
+    most = Math.max(most, Math.max(...turns) - Math.min(...turns))
+    const allowed = ((performance.now() - startedMs) * bytesPerSecond) / 1000
+    const ahead = limits.downloadBuffers * limits.downloadPieceBytes
+    const credit = (limits.downloadCreditMs * bytesPerSecond) / 1000
+    assert.ok(sent <= allowed + ahead + credit, `${sent} bytes, where ${allowed} were due`)
+  }
+  const reading = sources.map(async (_, reader) => {
+    for (let turn = 0; turn < 3; turn++) await readOnce(reader)
+  })
+  await Promise.all(reading)
+  assert.equal(sent, 3 * sources.length * limits.downloadPieceBytes)
+  // One whose piece is being read may be a turn behind those who had theirs, and these have the next one under way.
+  assert.ok(most <= 2, `a reader was ${most} turns behind another`)
+})
+
+test('what a socket did not take, and a read that failed, cost the others nothing of the pace', async (t) => {
+  const downloads = new Downloads(1_000_000)
+  const source = await downloads.start(await provedFile(), 0, size, '192.0.2.1')
+  t.after(() => source.close())
+  // Two gigabytes at the pace of one megabyte a second would be half an hour.
+  for (let n = 0; n < 3000; n++) await source.read(0, () => 0)
+  for (let n = 0; n < 100; n++) {
+    const failing = source.read(0, () => {
+      throw new Error('the reader broke')
+    })
+    await assert.rejects(failing, /the reader broke/)
+  }
+  let taken = 0
+  await source.read(0, (piece) => (taken = piece.length))
+  assert.equal(taken, limits.downloadPieceBytes)
 })
 
 /** How often this process has a file open. */

@@ -18,6 +18,7 @@ import type { Lab, Target } from '../lab.ts'
 import { signIn } from '../operator.ts'
 import type { RowSpec } from '../rows.ts'
 import { watchGrowth } from '../rss_watch.ts'
+import { clearUp } from '../settled.ts'
 import type { Scenario } from '../suite.ts'
 
 const shards = 2
@@ -49,7 +50,9 @@ export const isolation: Scenario = {
     'round trips while a shard stands still, the audit is exported, people sign in, agents download',
   rivals: ['least'],
   agents: 1000,
-  seconds: 8,
+  seconds: 12,
+  // A write that the disk keeps waiting for 100 ms is the p99 of four seconds; it is not in most of nine turns.
+  turns: 3,
   warmUpSeconds: 4,
   ownHub: 'disturbs a hub that it starts',
   rows: [
@@ -75,7 +78,12 @@ export const isolation: Scenario = {
     const asked = devices.filter(({ id }) => partOf(id, shards) !== blockedIndex)
     return async (seconds) => {
       const next = await commandRequests(target, asked, waitSeconds)
-      return measure(lab, (span) => timedCommandsP99Ms(target, next, span), seconds)
+      const p99Ms = (span: number) => timedCommandsP99Ms(target, next, span)
+      // Sealing what the turn before left would take half a core, and autovacuum another.
+      await clearUp(target)
+      // Of tables that were cleared up PostgreSQL plans every statement anew.
+      await p99Ms(1)
+      return measure(lab, p99Ms, seconds)
     }
   },
 }
