@@ -86,6 +86,7 @@ class Exchange {
   private readonly userAgent: string
   private readonly authorization: string
   private readonly contentType: string
+  private readonly contentLength: string
   private readonly contentEncoding: string
   private readonly queryText: string
   private readonly params: Record<string, string> = {}
@@ -121,6 +122,7 @@ class Exchange {
     this.userAgent = cleanText(req.getHeader('user-agent'), limits.userAgentCharsMax)
     this.authorization = route.may === 'public' ? '' : req.getHeader('authorization')
     this.contentType = req.getHeader('content-type')
+    this.contentLength = req.getHeader('content-length')
     this.contentEncoding = route.body ? req.getHeader('content-encoding') : ''
     this.queryText = req.getQuery() ?? ''
     for (const [index, name] of route.parameters.entries()) {
@@ -128,6 +130,8 @@ class Exchange {
     }
     if (route.headers.length > 0) {
       this.headers = Object.fromEntries(route.headers.map((name) => [name, req.getHeader(name)]))
+      // Ranges are of GET alone (RFC 9110, 14.2).
+      if (this.method === 'HEAD') delete this.headers['range']
       const key = this.headers['idempotency-key']
       this.badKey = key !== undefined && isBadKey(req, key)
     }
@@ -145,7 +149,8 @@ class Exchange {
   private async respond(): Promise<void> {
     const writes = this.method === 'POST' || this.method === 'PATCH' || this.method === 'DELETE'
     // Read first, judged later: answering in the middle of a body would break the connection.
-    const body = writes ? await readBody(this.res, (gone) => this.abortListeners.push(gone)) : ''
+    const onGone = (gone: () => void) => void this.abortListeners.push(gone)
+    const body = writes ? await readBody(this.res, this.contentLength, onGone) : ''
     let reply: Reply
     try {
       if (writes) await this.server.turns.take()
@@ -313,8 +318,10 @@ class Exchange {
 
   private send(reply: Reply): void {
     const { res, route } = this
-    // The next request is for another hub: a connection kept here would end under it.
-    if (this.ctx.draining()) this.replyHeaders = { ...this.replyHeaders, Connection: 'close' }
+    // The next request is for another hub: a connection kept here would end under it. Nor may one follow a stream,
+    // whose end can't say any more that the connection closes.
+    if (this.ctx.draining() || reply.sink)
+      this.replyHeaders = { ...this.replyHeaders, Connection: 'close' }
     if (!this.aborted && reply.sink && this.method !== 'HEAD') {
       beginReply(res, reply, this.requestId, this.replyHeaders)
       reply.sink(openStream(res, (listener) => this.abortListeners.push(listener)))

@@ -67,15 +67,19 @@ function isThere(req: HttpRequest): boolean {
 /** Collects a body up to the cap. What is wrong with it is returned, not thrown: 401 comes first. */
 export function readBody(
   res: HttpResponse,
+  contentLength: string,
   onAbort: (listener: () => void) => void,
 ): Promise<string | AppError> {
   return new Promise((resolve) => {
     onAbort(() => resolve(new AppError('INVALID_JSON', 'the caller left before the body ended')))
     let chunks: Buffer[] = []
     let bytes = 0
+    // Who announces too much hears so before sending it.
+    const announced = Number(contentLength)
+    if (announced > limits.bodyBytesMax) resolve(tooLarge())
     res.onData((chunk, isLast) => {
       bytes += chunk.byteLength
-      if (bytes > limits.bodyBytesMax) {
+      if (Math.max(announced, bytes) > limits.bodyBytesMax) {
         chunks = []
         resolve(tooLarge())
         return

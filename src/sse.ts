@@ -50,7 +50,8 @@ export function openStream(res: HttpResponse, onGone: (listener: () => void) => 
           }),
     end(text) {
       if (closed) return
-      res.cork(() => res.end(text, true))
+      // Not with closing: uWebSockets.js would write the header of it into the body.
+      res.cork(() => res.end(text))
       close()
     },
     destroy() {

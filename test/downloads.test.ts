@@ -120,6 +120,8 @@ test('HEAD tells what GET would send', async () => {
   for (const name of ['etag', 'content-length', 'x-checksum-sha256', 'content-type']) {
     assert.equal(head.headers.get(name), get.headers.get(name), name)
   }
+  const ranged = await download('linux/amd64', { range: 'bytes=0-9' }, 'HEAD')
+  assert.deepEqual([ranged.status, ranged.headers.get('content-length')], [200, String(size)])
 })
 
 test('the compressed form is a file of its own that unpacks to the signed one', async () => {

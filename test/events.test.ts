@@ -228,6 +228,11 @@ test('a stream ends when its user is disabled, logs out or is suspended with the
   const suspended = await hub.patch(`/organizations/${org}`, { status: 'suspended' })
   assert.equal(suspended.status, 200)
   await c?.finished()
+  // Each as HTTP ends an answer.
+  assert.deepEqual(
+    [a, b, c].map((reader) => reader?.broken),
+    [undefined, undefined, undefined],
+  )
 })
 
 test('the streams of one user are bounded', async () => {
@@ -349,6 +354,8 @@ test('a hub that stops ends its streams with a retry, and the next one resumes t
   await reached(reader, 'while it ran')
   await first.close()
   await reader.finished()
+  assert.equal(reader.broken, undefined)
+  assert.equal(reader.retries, 2)
   assert.ok(reader.retryMs >= limits.streamRetryMs && reader.retryMs <= 2 * limits.streamRetryMs)
   await happen('while it was down')
   const second = await start()

@@ -100,6 +100,25 @@ test('a body is JSON in UTF-8, not packed; everything else is 415', async () => 
   }
 })
 
+test('a body may hold 1 MiB; more is 413 as soon as it is announced or there, and ends the connection', async () => {
+  const login = 'POST /api/v1/auth/login'
+  const max = limits.bodyBytesMax
+  // Not asked to close: the refusal has to.
+  const head = (...headers: string[]) =>
+    `${login} HTTP/1.1\r\n${['Host: hub', 'Content-Type: application/json', ...headers].join('\r\n')}\r\n\r\n`
+  const refused = /^HTTP\/1\.1 413 .*connection: close.*"PAYLOAD_TOO_LARGE"/is
+  assert.match(await exchange(head(`Content-Length: ${max + 1}`)), refused)
+  assert.match(await exchange(head('Content-Length: 99999999999') + '{}'), refused)
+  const piece = `${(64 * 1024).toString(16)}\r\n${'x'.repeat(64 * 1024)}\r\n`
+  const pieces = piece.repeat(Math.floor(max / (64 * 1024)) + 1)
+  assert.match(await exchange(head('Transfer-Encoding: chunked') + pieces), refused)
+  const json = ['Content-Type: application/json']
+  assert.equal(await statusOf(requestOf(json, 'x'.repeat(max), login)), 400)
+  // Who may not ask at all hears that first.
+  const path = 'POST /api/v1/organizations'
+  assert.equal(await statusOf(requestOf([...json, `Content-Length: ${max + 1}`], '', path)), 401)
+})
+
 test('a query that is not escaped as UTF-8 is 400 and names the parameter', async () => {
   for (const query of ['q=%zz', 'q=%', 'limit=5&q=%ff', 'q=a%2']) {
     const { code, details } = await wrong('GET', `/devices?${query}`)

@@ -93,7 +93,7 @@ interface Targets {
 export async function executeScript(ctx: Context, call: ExecuteCall): Promise<Reply> {
   const { body } = call
   if ((body.deviceIds === undefined) === (body.filter === undefined)) {
-    throw invalid('/deviceIds', 'or filter is needed, and not both')
+    throw invalid('/deviceIds', 'must be given where filter is not, and only there')
   }
   if (body.dryRun) return dryRun(ctx, call)
   const fresh = newId()

@@ -14,8 +14,11 @@ export class EventReader {
   /** The last `id:` that came, with an event or without. */
   lastId = ''
   retryMs = 0
+  retries = 0
   comments = 0
   ended = false
+  /** Why its end was none that HTTP knows. */
+  broken: unknown
   private readonly controller: AbortController
 
   private constructor(controller: AbortController) {
@@ -69,8 +72,8 @@ export class EventReader {
         text = blocks.pop() ?? ''
         for (const block of blocks) this.take(block)
       }
-    } catch {
-      // Closed by one of the two: `ended` tells.
+    } catch (error) {
+      this.broken = error
     }
     this.ended = true
   }
@@ -83,7 +86,10 @@ export class EventReader {
       else if (name === 'id') this.lastId = value
       else if (name === 'event') type = value
       else if (name === 'data') data = value
-      else if (name === 'retry') this.retryMs = Number(value)
+      else if (name === 'retry') {
+        this.retryMs = Number(value)
+        this.retries++
+      }
     }
     if (data !== '') this.events.push({ id: this.lastId, type, data: JSON.parse(data) })
   }
