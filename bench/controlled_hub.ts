@@ -26,6 +26,7 @@ const server = createServer((socket) => {
 })
 server.listen(door)
 
+process.on('SIGUSR2', hub.collectGarbage)
 process.once('SIGTERM', () => {
   server.close()
   void hub.close().then(() => process.exit(0))

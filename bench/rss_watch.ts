@@ -1,4 +1,5 @@
 // The resident memory of a program, looked at each second: for its growth over a long run, and for a plot.
+import { setTimeout as sleep } from 'node:timers/promises'
 import type { Findings } from './findings.ts'
 import { rssBytes } from './proc.ts'
 import { median } from './rows.ts'
@@ -35,6 +36,15 @@ export function watchRss(pid: number | undefined): RssWatch {
       return looks
     },
   }
+}
+
+/** Asks the program to collect in every thread, twice: what the first pass frees may hold more. Bytes. */
+export async function collectedRss(pid: number): Promise<number> {
+  for (let pass = 0; pass < 2; pass++) {
+    process.kill(pid, 'SIGUSR2')
+    await sleep(2000)
+  }
+  return rssBytes(pid)
 }
 
 const peakLookMs = 100

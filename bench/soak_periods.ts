@@ -1,12 +1,12 @@
 // The course of a soak: a period without a fault, then one with each in turn, and a look at the hub at the end of each.
 import { setTimeout as sleep } from 'node:timers/promises'
 import type { EventListener } from './event_listener.ts'
-import { faultOf, type Scene } from './faults.ts'
+import { faultOf, faults, type Scene } from './faults.ts'
 import { total } from './fleet_counts.ts'
 import { restPerSecond } from './fleet_phases.ts'
 import type { Fleet } from './fleet.ts'
 import type { Lab, Target } from './lab.ts'
-import type { Look } from './rss_watch.ts'
+import { collectedRss, type Look } from './rss_watch.ts'
 import type { SoakOperators } from './soak_operators.ts'
 import { agree, lookAt, type Quiet } from './soak_watch.ts'
 
@@ -26,6 +26,8 @@ export interface Soak {
 
 export interface Course {
   quiets: Quiet[]
+  /** MB after each round of faults and at the end, with all garbage collected. */
+  held: number[]
   /** Periods that ended with other devices shown online than have a socket. */
   disagreed: string[]
 }
@@ -43,12 +45,14 @@ export async function strikeInTurn(
   const startedMs = performance.now()
   const elapsed = () => (performance.now() - startedMs) / 1000
   const quiets: Quiet[] = []
+  const held: number[] = []
   const disagreed: string[] = []
   const periods = Math.max(1, Math.floor(seconds / faultSeconds))
   for (let period = 0; period < periods; period++) {
     // What was late does not make what follows denser.
     const atSeconds = elapsed()
     const endMs = performance.now() + faultSeconds * 1000
+    if (period > 1 && period % faults.length === 1) held.push(...(await heldMegabytes(soaked)))
     let name = 'nothing yet'
     if (period > 0) {
       if (period % 2 === 1) await commuters.disconnect()
@@ -80,7 +84,16 @@ export async function strikeInTurn(
         `unready ${unreadySeconds.toFixed(1)} s, repeated ${JSON.stringify(heard)}`,
     )
   }
-  return { quiets, disagreed }
+  held.push(...(await heldMegabytes(soaked)))
+  return { quiets, held, disagreed }
+}
+
+/** With all garbage collected; none where the program is not ours to look at. */
+async function heldMegabytes({ lab, target: { pid } }: Soak): Promise<number[]> {
+  if (pid === undefined) return []
+  const megabytes = (await collectedRss(pid)) / 2 ** 20
+  lab.progress.note(`soak: ${Math.round(megabytes)} MB without garbage`)
+  return [megabytes]
 }
 
 export interface Readiness {

@@ -92,5 +92,7 @@ export function faultRows(seconds: number): RowSpec[] {
     { id: 'F23', name: 'requests repeated', metric: 'repeats', unit: 'requests' },
     { id: 'F24', name: 'longest time not ready', metric: 'unreadySeconds', unit: 's' },
     { id: 'F25', name: 'RSS at the end', metric: 'rssMegabytes', unit: 'MB' },
+    { id: 'F26', name: 'growth without garbage', metric: 'heldGrowth', unit: '%' },
+    { id: 'F27', name: 'RSS at the end without garbage', metric: 'heldMegabytes', unit: 'MB' },
   ]
 }

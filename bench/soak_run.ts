@@ -57,6 +57,7 @@ export async function enterFaults(
   const door = join(lab.folder, 'door')
   const target = await lab.start('hub', {
     program: 'bench/controlled_hub.ts',
+    nodeFlags: ['--expose-gc'],
     env: { BENCH_DOOR: door, SHARDS: '2', NODE_COMPILE_CACHE: join(lab.folder, 'compiled') },
   })
   const { database } = target
@@ -196,7 +197,7 @@ async function hearEverybody(soaked: Soak): Promise<{
 
 async function sampleOf(
   { lab, target, operators }: Soak,
-  { quiets, disagreed }: Course,
+  { quiets, held, disagreed }: Course,
   stored: readonly StoredCommand[],
 ): Promise<Sample> {
   const { faults: struck } = lab.findings
@@ -204,6 +205,8 @@ async function sampleOf(
   return {
     rssGrowth: (rss.to / rss.from - 1) * 100,
     rssMegabytes: rss.to,
+    heldGrowth: heldGrowth(held),
+    heldMegabytes: held.at(-1) ?? 0,
     descriptorsGrowth: growth(quiets, 'descriptors'),
     connectionsGrowth: growth(quiets, 'connections'),
     lagGrowth: growth(quiets, 'lagMs'),
@@ -216,6 +219,12 @@ async function sampleOf(
     gone: operators.visits.gone,
     ...countEnds(stored),
   }
+}
+
+/** From the end of the first round to the end, in percent; 0 of a soak of one round. */
+function heldGrowth(held: readonly number[]): number {
+  const [first = 0, last = first] = [held[0], held.at(-1)]
+  return first > 0 ? (last / first - 1) * 100 : 0
 }
 
 function growth(quiets: readonly Quiet[], measured: Measured): number {

@@ -14,6 +14,7 @@ import { openDatabase, type Database } from './db.ts'
 import { Downloads } from './downloads.ts'
 import { EventStreams } from './event_streams.ts'
 import { serveAgents, type Front } from './front.ts'
+import { collectGarbage } from './garbage.ts'
 import { greeting, hostOf } from './greeting.ts'
 import { serveHttp, type HttpOptions } from './http.ts'
 import { Handoffs } from './handoffs.ts'
@@ -52,6 +53,8 @@ export interface Hub {
   jobs: Jobs
   /** The connection string of its database. */
   databaseUrl: string
+  /** In every thread: for who measures what is held. Nothing where V8 lets nobody ask (`--expose-gc`). */
+  readonly collectGarbage: () => void
   /** Stops accepting, lets what runs end, writes what waits, closes everything. */
   close(): Promise<void>
 }
@@ -313,6 +316,11 @@ export async function run(options: RunOptions): Promise<Hub> {
       front,
       jobs,
       databaseUrl: database.url,
+      collectGarbage: () => {
+        collectGarbage()
+        shards.broadcast({ type: 'gc' })
+        jobs.collectGarbage()
+      },
       close: stopAll,
     }
   } catch (error) {

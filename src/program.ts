@@ -1,7 +1,6 @@
 // The hub as a program: what `npm start` runs. Signals stop it, a failure is told in words and ends it with a code.
 import { ConfigError } from './config.ts'
 import { StartError } from './database.ts'
-import { collectGarbage } from './garbage.ts'
 import { limits } from './limits.ts'
 import { withoutPasswords } from './log.ts'
 import { run } from './main.ts'
@@ -19,14 +18,9 @@ export async function start(): Promise<void> {
     }
     process.on('SIGTERM', stop)
     process.on('SIGINT', stop)
-    const collect = () => {
-      collectGarbage()
-      hub.ctx.shards.broadcast({ type: 'gc' })
-      hub.jobs.collectGarbage()
-    }
-    setTimeout(collect, limits.startedMs).unref()
-    // Measuring memory needs the garbage gone, in every thread.
-    process.on('SIGUSR2', collect)
+    setTimeout(hub.collectGarbage, limits.startedMs).unref()
+    // Measuring memory needs the garbage gone.
+    process.on('SIGUSR2', hub.collectGarbage)
   } catch (error) {
     fail(error)
   }

@@ -8,7 +8,7 @@ import type { Fleet } from '../fleet.ts'
 import { cpuMs, type Lab, type Target } from '../lab.ts'
 import type { Device } from '../sim_agent.ts'
 import type { Scenario } from '../suite.ts'
-import { collectedRss } from './rss.ts'
+import { collectedRss } from '../rss_watch.ts'
 
 const hubCount = 3
 const connectsPerSecond = 1500

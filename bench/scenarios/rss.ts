@@ -3,6 +3,7 @@
 import { setTimeout as sleep } from 'node:timers/promises'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import { rssBytes } from '../proc.ts'
+import { collectedRss } from '../rss_watch.ts'
 import type { Scenario } from '../suite.ts'
 import { isBroker } from '../wires.ts'
 
@@ -61,13 +62,4 @@ export const rss: Scenario = {
       }
     }
   },
-}
-
-/** Asks the program to collect in every thread, twice: what the first pass frees may hold more. */
-export async function collectedRss(pid: number): Promise<number> {
-  for (let pass = 0; pass < 2; pass++) {
-    process.kill(pid, 'SIGUSR2')
-    await sleep(2000)
-  }
-  return rssBytes(pid)
 }
