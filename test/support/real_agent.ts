@@ -1,7 +1,7 @@
 // The real agent as a process, enrolled with a hub under test.
 import { spawn, type ChildProcess } from 'node:child_process'
 import { once } from 'node:events'
-import { mkdtempSync } from 'node:fs'
+import { mkdtempSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -27,12 +27,15 @@ export async function startAgentOf(
   hub: TestHub,
   { env = {}, origin = hub.origin }: { env?: Record<string, string>; origin?: string } = {},
 ): Promise<RunningAgent> {
-  const state = mkdtempSync(join(tmpdir(), 'muster-agent-test-'))
+  const home = mkdtempSync(join(tmpdir(), 'muster-agent-test-'))
+  const state = join(home, 'state')
+  // A prompt that no test takes for its output, whatever this machine is called.
+  writeFileSync(join(home, '.profile'), "PS1='$ '\n")
   const start = (args: string[]) =>
     spawn(program, [...programArgs, ...args, '--state', state], {
       stdio: ['ignore', 'pipe', 'inherit'],
       // Shells read no profile of whoever runs the tests, and leave nothing in that home.
-      env: { ...process.env, MUSTER_AGENT_HOME: state, ...env },
+      env: { ...process.env, MUSTER_AGENT_HOME: home, ...env },
     })
   const enrolled = start(['enroll', '--url', origin, '--secret', enrollmentSecret])
   let said = ''
@@ -63,7 +66,7 @@ export async function startAgentOf(
     async stop() {
       child.kill('SIGTERM')
       if (child.exitCode === null && child.signalCode === null) await once(child, 'exit')
-      removeFolder(state)
+      removeFolder(home)
     },
   }
 }
