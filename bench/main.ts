@@ -42,7 +42,8 @@ async function main(args: string[]): Promise<number> {
     return await run(options)
   } catch (error) {
     if (!(error instanceof UsageError)) throw error
-    process.stderr.write(`${error.message}\n\n${usage()}`)
+    const help = 'npm run bench -- --help shows all scenarios and flags\n'
+    process.stderr.write(`${error.message}\n${args.length === 0 ? `\n${usage()}` : help}`)
     return 64
   }
 }

@@ -11,7 +11,10 @@ test('the command line prints usage, and ends with 64 when it is misused', () =>
   assert.match(help.stdout, /--enrollment-secret SECRET/)
   const wrong = run('heartbeats', '--agents', 'x')
   assert.equal(wrong.status, 64)
-  assert.match(wrong.stderr, /--agents .*"x"/)
+  assert.match(wrong.stderr, /^--agents .*"x"\n.*--help.*\n$/)
+  const nothing = run()
+  assert.equal(nothing.status, 64)
+  assert.match(nothing.stderr, /^name a scenario.*\n\nnpm run bench/)
   const start = ['start', '--url', 'http://127.0.0.1:1', '--email', 'a', '--password', 'b']
   const foreign = run(...start, '--enrollment-secret', 'c')
   assert.equal(foreign.status, 64)

@@ -368,3 +368,27 @@ test('devices are counted, decommissioned ones are not', async () => {
   )
   assert.equal((await read(orgId)).body.deviceCount, 2)
 })
+
+test('who is narrowed to sites counts the devices of those, in one and in the list', async () => {
+  const orgId = await makeOrganization(hub)
+  const [elsewhere, ...siteIds] = [
+    await makeSite(hub, orgId),
+    await makeSite(hub, orgId),
+    await makeSite(hub, orgId),
+    await makeSite(hub, orgId),
+  ]
+  for (const siteId of [elsewhere, elsewhere, elsewhere, ...siteIds.slice(1)]) {
+    await hub.hub.ctx.db.query(
+      `insert into devices (id, org_id, site_id, hostname, os, arch, token_hash)
+       values ($1, $2, $3, 'host', 'linux', 'amd64', $4)`,
+      [newId(), orgId, siteId, sha256(newId())],
+    )
+  }
+  const { token } = await signedIn(hub, 'technician', { orgId, siteIds })
+  assert.equal((await read(orgId, token)).body.deviceCount, 2)
+  const { body } = await hub.get('/organizations', { token })
+  assert.equal(body.data[0].deviceCount, 2)
+  const empty = await signedIn(hub, 'viewer', { orgId, siteIds: siteIds.slice(0, 1) })
+  assert.equal((await read(orgId, empty.token)).body.deviceCount, 0)
+  assert.equal((await read(orgId)).body.deviceCount, 5)
+})

@@ -18,7 +18,8 @@ export const auditFilters = {
       minLength: 1,
       maxLength: limits.auditTextCharsMax,
       pattern: '^[^*]*\\*?$',
-      description: 'An action, or with a `*` at its end all that begin so: `device.*`.',
+      description:
+        'An action, `device.update`. A `*` may stand at its end alone, for all that begin so: `device.*`.',
     }),
   ),
   resourceType: Type.Optional(Type.String({ maxLength: limits.auditTextCharsMax })),

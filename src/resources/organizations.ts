@@ -20,7 +20,7 @@ export const Organization = Type.Object({
   slug: Type.String(),
   status: Type.Enum(['active', 'suspended']),
   settings: OrganizationSettings,
-  deviceCount: Type.Integer(),
+  deviceCount: Type.Integer({ description: 'devices that the caller may see' }),
   createdAt: Time,
   updatedAt: Time,
 })
@@ -142,28 +142,33 @@ async function update(
 
 // ---- queries ---------------------------------------------------------------------------------
 
-/** Defaults are shown, so that a reader sees what is in force. */
-const columns = `o.id, o.name, o.slug, o.status,
-  jsonb_build_object('offlineGraceSeconds', ${limits.offlineGraceSecondsDefault},
-    'globalEnrollment', true) || o.settings as settings,
-  device_count(o.id) as "deviceCount", iso(o.created_at) as "createdAt", iso(o.updated_at) as "updatedAt"`
+/** Defaults are shown, so that a reader sees what is in force; whoever is narrowed to sites counts their devices. */
+function sourceOf({ siteIds }: Scope, where: Where): Source {
+  const deviceCount =
+    siteIds === null
+      ? 'device_count(o.id)'
+      : `(select coalesce(sum(device_count(site)), 0)::bigint from unnest(${where.value(siteIds)}::uuid[]) as site)`
+  const columns = `o.id, o.name, o.slug, o.status,
+    jsonb_build_object('offlineGraceSeconds', ${limits.offlineGraceSecondsDefault},
+      'globalEnrollment', true) || o.settings as settings,
+    ${deviceCount} as "deviceCount", iso(o.created_at) as "createdAt", iso(o.updated_at) as "updatedAt"`
+  return { columns, tables: 'organizations o', id: 'o.id' }
+}
 
 function scoped(scope: Scope): Where {
   const where = new Where()
   return scope.orgId === null ? where : where.and('o.id = ?', scope.orgId)
 }
 
-const source: Source = { columns, tables: 'organizations o', id: 'o.id' }
-
 function listOrganizations(db: Queryable, scope: Scope, page: Pager): Promise<PageRow[]> {
   const where = scoped(scope)
-  return newestFirst(db, source, where, page)
+  return newestFirst(db, sourceOf(scope, where), where, page)
 }
 
 /** An organization as JSON text. Throws NOT_FOUND outside of the scope. */
 export async function getOrganization(db: Queryable, scope: Scope, id: string): Promise<string> {
   const where = scoped(scope).and('o.id = ?', id)
-  const item = await findItem(db, source, where)
+  const item = await findItem(db, sourceOf(scope, where), where)
   if (item !== undefined) return item
   throw notFound(id)
 }
