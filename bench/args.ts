@@ -26,7 +26,6 @@ export interface BenchOptions {
   markdown: boolean
   /** A missed goal makes the exit code 2; always so where faults are injected. */
   check: boolean
-  help: boolean
 }
 
 /** The bench can't start with these arguments; the message says which flag and why. */
@@ -50,7 +49,6 @@ const flags = {
   html: { type: 'string' },
   markdown: { type: 'boolean' },
   check: { type: 'boolean' },
-  help: { type: 'boolean' },
 } as const
 
 /** A soak of a day. */
@@ -82,8 +80,7 @@ export function readArgs(
   if (unknown !== undefined) {
     throw new UsageError(`no scenario "${unknown}"; there are ${known.join(', ')}, goals and peers`)
   }
-  if (scenarios.length === 0 && !values.help)
-    throw new UsageError('name a scenario, goals or peers')
+  if (scenarios.length === 0) throw new UsageError('name a scenario, goals or peers')
   const optional = (flag: 'agents' | 'seconds' | 'minutes' | 'faults', max: number, min = 1) =>
     values[flag] === undefined ? undefined : count(flag, values[flag], min, max)
   if (values.seconds !== undefined && values.minutes !== undefined) {
@@ -113,7 +110,6 @@ export function readArgs(
     html: values.html,
     markdown: values.markdown ?? false,
     check: values.check ?? faults !== undefined,
-    help: values.help ?? false,
   }
 }
 

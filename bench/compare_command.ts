@@ -86,7 +86,10 @@ export function readReport(file: string): Report {
   try {
     report = JSON.parse(readFileSync(file, 'utf8')) as Partial<Report>
   } catch (error) {
-    throw new UsageError(`${file} can't be read: ${String(error)}`)
+    const isMissing = error instanceof Error && 'code' in error && error.code === 'ENOENT'
+    throw new UsageError(
+      isMissing ? `there is no file ${file}` : `${file} can't be read: ${String(error)}`,
+    )
   }
   if (report.format !== reportFormat || !Array.isArray(report.rows)) {
     throw new UsageError(`${file} is no report of this bench (format ${reportFormat})`)

@@ -24,6 +24,10 @@ process.exitCode = await main(process.argv.slice(2))
 /** 0: measured. 1: a scenario failed. 2: a goal was missed, with `--check` only. 64: the arguments are wrong. */
 async function main(args: string[]): Promise<number> {
   try {
+    if (args.includes('--help')) {
+      process.stdout.write(usage())
+      return 0
+    }
     if (args[0] === 'compare') return compareCommand(args.slice(1))
     if (args[0] === 'capacity') return capacityCommand(args.slice(1))
     const options = readArgs(
@@ -35,10 +39,6 @@ async function main(args: string[]): Promise<number> {
         env: process.env,
       },
     )
-    if (options.help) {
-      process.stdout.write(usage())
-      return 0
-    }
     return await run(options)
   } catch (error) {
     if (!(error instanceof UsageError)) throw error
@@ -120,8 +120,8 @@ function usage(): string {
   const width = Math.max(...scenarios.map(({ name }) => name.length))
   const line = ({ name, about }: Scenario) => `  ${name.padEnd(width)}  ${about}\n`
   return `npm run bench -- SCENARIO… [flags]      measures the scenarios named
-npm run bench -- goals --json FILE      measures all that have goals, one after the other
-npm run bench -- peers --json FILE      the hub beside all that can do parts of its work: limit programs, the
+npm run bench -- goals [--json FILE]    measures all that have goals, one after the other: about an hour
+npm run bench -- peers [--json FILE]    the hub beside all that can do parts of its work: limit programs, the
                                         baseline, NATS and Mosquitto where they are installed
 npm run bench -- compare A.json B.json  tells what became better and worse from A to B; ends with 1 when
                                         a figure is worse by more than --tolerance PERCENT (10);

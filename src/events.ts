@@ -1,5 +1,6 @@
 // The outbox: what happened, written in the transaction of the change and read by SSE, webhooks and
 // alerts afterwards. Rows are only ever added; retention drops them by partition.
+import { can, type Operation, type Role } from './auth.ts'
 import { jsonText } from './clean.ts'
 import { plainArray, textArray, type Queryable } from './db.ts'
 import { newId } from './ids.ts'
@@ -47,6 +48,20 @@ export function siteSql(deviceId: string): string {
 }
 
 export type EventType = (typeof eventTypes)[number]
+
+/** Events about people and their work: for those who may read it otherwise. */
+const needs: Partial<Record<EventType, Operation>> = {
+  'user.invited': 'users.read',
+  'user.login': 'users.read',
+  'user.login_failed': 'users.read',
+  'audit.exported': 'audit.read',
+}
+
+/** Whether a role hears of events of this type. */
+export function mayHear(role: Role, type: EventType): boolean {
+  const operation = needs[type]
+  return operation === undefined || can(role, operation)
+}
 
 export interface NewEvent {
   /** Null: only the platform's subscribers see it. */

@@ -303,7 +303,8 @@ class Exchange {
       await this.ctx.audit.denied(
         auditOf(call, {
           action: 'request.denied',
-          resourceType: this.route.tag,
+          // As in the entries of what was done: a tag names many.
+          resourceType: this.route.tag.replace(/s$/, ''),
           resourceId: this.params['id']?.toLowerCase() ?? null,
           orgId: actor.orgId,
           result: 'denied',

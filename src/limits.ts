@@ -263,6 +263,8 @@ export const limits = {
   idempotencyHours: 24,
   /** States before the end are written this late, so that a quick command is one write, not three. */
   progressDelayMs: 25,
+  /** The answer to a cancel waits so long for them, to show what is asked of whom: some commits more than the delay. */
+  cancelSettleMsMax: 200,
 
   // ---- releases
   /** How often the folder of releases is looked at. */

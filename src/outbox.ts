@@ -1,9 +1,9 @@
 // Reading the outbox in its one order, (xid, id), never past a transaction that is still open: what is
 // read once is complete up to there. Knows no subscriber.
-import type { Scope } from './auth.ts'
+import type { Role, Scope } from './auth.ts'
 import { Where, type Queryable } from './db.ts'
 import { AppError } from './errors.ts'
-import type { EventType } from './events.ts'
+import { eventTypes, mayHear, type EventType } from './events.ts'
 import { idFloor, isUuid, newId } from './ids.ts'
 
 /** A place in the order: everything up to it is past. */
@@ -20,6 +20,11 @@ export interface OutboxEvent extends Position {
   readonly siteId: string | null
   /** The envelope as JSON text, in one line. */
   readonly text: string
+}
+
+/** Who listens; without a role, the hub itself. */
+export interface Listener extends Scope {
+  readonly role?: Role
 }
 
 export interface EventFilter {
@@ -56,8 +61,9 @@ export function comparePositions(a: Position, b: Position): number {
   return a.id < b.id ? -1 : a.id > b.id ? 1 : 0
 }
 
-/** True when the scope and the filter let an event through. */
-export function shows(scope: Scope, filter: EventFilter, event: OutboxEvent): boolean {
+/** True when what the listener may see and the filter let an event through. */
+export function shows(scope: Listener, filter: EventFilter, event: OutboxEvent): boolean {
+  if (scope.role !== undefined && !mayHear(scope.role, event.type)) return false
   if (scope.orgId !== null && event.orgId !== scope.orgId) return false
   if (filter.orgId !== undefined && event.orgId !== filter.orgId) return false
   if (filter.types !== undefined && !filter.types.includes(event.type)) return false
@@ -112,13 +118,20 @@ interface OutboxRow extends Record<string, unknown> {
   scanned: number
 }
 
+/** The types that a listener hears of and asked for; undefined: all. */
+function typesOf({ role }: Listener, { types }: EventFilter): readonly EventType[] | undefined {
+  if (role === undefined) return types
+  const heard = (types ?? eventTypes).filter((type) => mayHear(role, type))
+  return types === undefined && heard.length === eventTypes.length ? undefined : heard
+}
+
 /**
- * Reads up to `limit` rows after a position, and of these what the scope may see. The bound is on rows
+ * Reads up to `limit` rows after a position, and of these what the listener may see. The bound is on rows
  * looked at, so that a filter which matches little never makes a long statement.
  */
 export async function readOutbox(
   db: Queryable,
-  scope: Scope,
+  scope: Listener,
   filter: EventFilter,
   after: Position,
   limit: number,
@@ -130,7 +143,8 @@ export async function readOutbox(
   const shown = ['true']
   if (scope.orgId !== null) shown.push(`org_id = ${inner.value(scope.orgId)}::uuid`)
   if (filter.orgId !== undefined) shown.push(`org_id = ${inner.value(filter.orgId)}::uuid`)
-  if (filter.types) shown.push(`type = any(${inner.value(filter.types)}::text[])`)
+  const types = typesOf(scope, filter)
+  if (types) shown.push(`type = any(${inner.value(types)}::text[])`)
   if (scope.siteIds !== null) shown.push(`site_id = any(${inner.value(scope.siteIds)}::uuid[])`)
   const rows = await db.query<OutboxRow>(
     `with scanned as materialized (

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { openDatabase } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
+import { limits } from '../src/limits.ts'
 import { FakeAgent } from './support/agent.ts'
 import {
   enrollmentSecret,
@@ -386,7 +387,10 @@ describe('frames', () => {
 
   test('an inventory is kept and shown; one that is too large is refused in words', async () => {
     agent.send({ type: 'inventory', os: { name: 'Debian' }, software: [{ name: 'a\u0000b' }] })
-    const found = await until('the inventory', async () => (await device(one.deviceId)).inventory)
+    const found = await until('the inventory', async () => {
+      const { inventory } = await device(one.deviceId)
+      return inventory?.software && inventory
+    })
     assert.deepEqual(found, { os: { name: 'Debian' }, software: [{ name: 'a\ufffdb' }] })
     agent.frames.length = 0
     agent.send({ type: 'inventory', software: 'x'.repeat(300_000) })
@@ -394,7 +398,22 @@ describe('frames', () => {
     agent.frames.length = 0
     const levels = 60_000
     agent.send(`{"type":"inventory","os":${'['.repeat(levels)}${']'.repeat(levels)}}`)
-    assert.match((await agent.frame('error')).message, /nested too deeply/)
+    // As deep as anybody reads, and nothing below it.
+    const deep = await until('the deep one', async () => {
+      const { inventory } = await device(one.deviceId)
+      return inventory.software === undefined && JSON.stringify(inventory.os)
+    })
+    const kept = limits.jsonDepthMax - 1
+    assert.equal(deep, `${'['.repeat(kept)}null${']'.repeat(kept)}`)
+  })
+
+  test('a version that is cut in the middle of a character holds no half of it', async () => {
+    const another = await hub.enroll()
+    const other = await FakeAgent.connect(another, hub.origin)
+    other.send({ type: 'heartbeat', agentVersion: `${'v'.repeat(63)}\u{1f600}` })
+    const cut = `${'v'.repeat(63)}\ufffd`
+    await until('the version', async () => (await device(another.deviceId)).agentVersion === cut)
+    await other.close()
   })
 })
 

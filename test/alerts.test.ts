@@ -302,6 +302,31 @@ describe('identities and passwords', () => {
     await one('kind=duplicate_identity', ({ occurrences }) => occurrences === 2)
   })
 
+  test('a machine known at another site is told of at its own, and names nobody elsewhere', async () => {
+    const machineId = newId()
+    const elsewhere = await makeSite(hub, orgId)
+    const there = { machineId, enrollmentSecret: await makeKey(elsewhere) }
+    const mine = await enroll({ machineId })
+    await enroll(there)
+    const clone = await enroll({ machineId })
+    const about = async (site: string) =>
+      (await list(`kind=duplicate_identity&siteId=${site}`)).filter(
+        ({ context }) => context['machineId'] === machineId,
+      )
+    const here = await until('the alert of this site', async () => (await about(siteId))[0])
+    assert.equal(here.deviceId, clone.deviceId)
+    const reason = 'machineId'
+    const own = { reason, machineId, sameMachineAs: [mine.deviceId], atOtherSites: true }
+    assert.deepEqual(here.context, own)
+    const [other, ...more] = await about(elsewhere)
+    assert.deepEqual(other?.context, { reason, machineId, sameMachineAs: [], atOtherSites: true })
+    assert.deepEqual(more, [])
+    const text = JSON.stringify(
+      await auditOfResource(hub, 'device.enroll', other?.deviceId ?? null),
+    )
+    assert.ok(!text.includes(mine.deviceId))
+  })
+
   test('sockets that take a device from each other again and again are two agents', async () => {
     const device = await enroll()
     const mine = `deviceId=${device.deviceId}`

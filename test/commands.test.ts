@@ -295,6 +295,21 @@ describe('ends that the hub gives', () => {
     await agent.close()
   })
 
+  test('cancel of a command that has just gone out never shows it as waiting', async () => {
+    const device = await hub.enroll()
+    const agent = await FakeAgent.connect(device, hub.origin)
+    for (let n = 0; n < 10; n++) {
+      const { id } = await send(device)
+      await agent.frame('command', id)
+      const { body } = await hub.post(`/commands/${id}/cancel`)
+      assert.deepEqual([body.status, body.attempts], ['sent', 1])
+      await agent.frame('cancel', id)
+      agent.send({ type: 'result', id, status: 'cancelled' })
+      await agent.frame('ack', id)
+    }
+    await agent.close()
+  })
+
   test('cancel ends what waits for a device whose hub went down, at once', async () => {
     const { db } = hub.hub.ctx
     const device = await hub.enroll()

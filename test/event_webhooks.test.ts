@@ -408,6 +408,8 @@ test('what waits while a webhook is disabled ends as failed', async () => {
   const failed = await delivery(id, endedAs('failed'))
   assert.equal(failed.error, 'the webhook is disabled')
   assert.equal(receiver.hits.length, 1)
+  // What the receiver answered stays, and nothing counts as sent that was not.
+  assert.deepEqual([failed['attempts'], failed['responseStatus']], [1, 500])
 })
 
 test('a new secret and the old one both sign until the overlap ends', async () => {
@@ -520,6 +522,8 @@ test('a receiver that is gone for good is told nothing more', async () => {
   const { id } = await create()
   receiver.answer = (response) => response.writeHead(410).end()
   await happen('gone')
+  const { attempts, responseStatus, error } = await delivery(id, endedAs('failed'))
+  assert.deepEqual([attempts, responseStatus, error], [1, 410, 'answered 410'])
   await until(
     'it to be disabled',
     async () => (await ask('GET', `/${id}`)).body.status === 'disabled',

@@ -127,6 +127,29 @@ test('a user who is narrowed while listening hears no more of the rest', async (
   assert.deepEqual(numbers(reader), ['shown'])
 })
 
+test('of users and of exports hear those who may read users and the audit', async () => {
+  const auditor = await signedIn(hub, 'auditor', { orgId })
+  const technician = await signedIn(hub, 'technician', { orgId })
+  const people = [viewer, technician, auditor, platform]
+  const all = await Promise.all(people.map(({ token }) => listen(token)))
+  const places = all.map(({ lastId }) => lastId)
+  await happen('login', { type: 'user.login' })
+  await happen('export', { type: 'audit.exported' })
+  await happen('device')
+  await Promise.all(all.map((reader) => reached(reader, 'device')))
+  // The way back knows the role, too, and so does a stream that asks for types.
+  const types = '?types=user.login,audit.exported,device.online'
+  for (const [n, { token }] of people.entries()) {
+    const again = await listen(token, { query: types, lastId: places[n] ?? '' })
+    await reached(again, 'device')
+    all.push(again)
+  }
+  for (const [n, reader] of all.entries()) {
+    const heard = numbers(reader).filter((one) => typeof one === 'string')
+    assert.deepEqual(heard, n % 4 < 2 ? ['device'] : ['login', 'export', 'device'])
+  }
+})
+
 test('only the types that were asked for are told', async () => {
   const reader = await listen(viewer.token, { query: '?types=alert.triggered,%20script.started' })
   await happen(1)

@@ -320,6 +320,7 @@ test('an admin changes name and settings of the own organization, not its status
   assert.equal(outcome(refused), '403 FORBIDDEN')
   assert.equal((await read(orgId)).body.name, 'Renamed')
   const denied = await auditOfResource(hub, 'request.denied', orgId)
+  assert.equal(denied[0]?.resourceType, 'organization')
   assert.deepEqual(
     denied.map((row) => [row.result, row.orgId, row.actorId]),
     [['denied', orgId, admin.id]],

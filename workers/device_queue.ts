@@ -239,7 +239,7 @@ export function cancel(device: Device, id: string, number: number): Effect[] {
   }
   return [
     { type: 'cancel', id },
-    { type: 'answer', ask: number, value: 'asked' },
+    { type: 'answer', ask: number, value: 'asked', after: id },
   ]
 }
 

@@ -136,7 +136,8 @@ export type Effect =
   | { type: 'end'; command: OpenCommand; end: End }
   /** A result for an id that is not open here: foreign, unknown or ended. */
   | { type: 'stray'; frame: ResultFrame }
-  | { type: 'answer'; ask: number; value: CancelAnswer }
+  /** `after`: a command whose row is to say first what is known of it. */
+  | { type: 'answer'; ask: number; value: CancelAnswer; after?: string }
   /** Ask PostgreSQL whether this command is open, and tell with `checked`. */
   | { type: 'check'; id: string }
   /** Ask PostgreSQL whether this command is still open, and tell with `gone` when it is not. */

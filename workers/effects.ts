@@ -1,11 +1,12 @@
 // Carries out what actors ask for: frames and news through the front, rows through the store. Decides nothing about
 // devices.
+import { setTimeout as sleep } from 'node:timers/promises'
+import { limits } from '../src/limits.ts'
 import type { Observations } from './observations.ts'
 import { reportedAlert } from './alert_writes.ts'
 import { endWrite, stateWrite } from './command_forms.ts'
 import type { Device, Effect } from './device_state.ts'
 import type { FrontPost } from './front_post.ts'
-import { jsonOf } from './frames.ts'
 import type { Roster } from './roster.ts'
 import type { ScriptFrames } from './script_frames.ts'
 import type { ShardClock } from './shard_clock.ts'
@@ -71,7 +72,7 @@ export class Effects {
       case 'inventory':
         return this.writeInventory(device, effect)
       case 'answer':
-        return front.tell({ type: 'answer', ask: effect.ask, value: effect.value })
+        return this.answer(effect)
       case 'alert':
         return store.alert({ raise: reportedAlert(device, effect.frame) })
       case 'crossing':
@@ -93,6 +94,16 @@ export class Effects {
     store.commands.push(stateWrite(device, command, stage, clock.nowMs))
   }
 
+  private answer({ ask, value, after }: Of<'answer'>): void {
+    const { front, store } = this.options
+    if (after === undefined) return front.tell({ type: 'answer', ask, value })
+    const settled = store.commands.settled(after)
+    void Promise.race([settled, sleep(limits.cancelSettleMsMax)]).then(() => {
+      front.tell({ type: 'answer', ask, value })
+      front.flush()
+    })
+  }
+
   private keepStray(device: Device, { frame }: Of<'stray'>): void {
     const { front, store } = this.options
     // Terminals' ids are no commands: answered without a look at the table.
@@ -101,11 +112,7 @@ export class Effects {
   }
 
   private writeInventory(device: Device, { frame }: Of<'inventory'>): void {
-    const { front, store } = this.options
     const { type: _type, ...parts } = frame
-    const json = jsonOf(parts)
-    if (json !== null) return store.inventory(device.id, json)
-    const message = 'the inventory is nested too deeply'
-    front.frame(device, { type: 'error', code: 'VALIDATION_ERROR', message })
+    this.options.store.inventory(device.id, JSON.stringify(parts))
   }
 }

@@ -69,7 +69,8 @@ function heartbeat(members: Members): AgentFrame {
   const frame: AgentFrame = { type: 'heartbeat' }
   const { seq, agentVersion, uptimeSeconds, metrics } = members
   if (Number.isSafeInteger(seq)) frame.seq = seq as number
-  if (typeof agentVersion === 'string') frame.agentVersion = agentVersion.slice(0, 64)
+  if (typeof agentVersion === 'string')
+    frame.agentVersion = agentVersion.slice(0, 64).toWellFormed()
   if (Number.isFinite(uptimeSeconds)) frame.uptimeSeconds = uptimeSeconds as number
   if (typeof metrics === 'object' && metrics !== null && !Array.isArray(metrics)) {
     frame.metrics = numbersOf(metrics as Members)
@@ -125,7 +126,7 @@ function result(members: Members): ReadFrame {
       truncated: truncated === true || out.cut || err.cut || why.cut,
       error: typeof error === 'string' ? why.text : null,
       ...(isDuration(durationMs) ? { durationMs } : {}),
-      ...(data === undefined ? {} : { data }),
+      ...(data === undefined ? {} : { data: clean(data, 1) }),
     },
   }
 }
@@ -162,7 +163,8 @@ function encodedBytes(text: string): number {
 
 function inventory(members: Members): AgentFrame {
   const { os, hardware, network, software } = members
-  return { type: 'inventory', os, hardware, network, software }
+  // Whoever reads it later need not be able to read any depth.
+  return clean({ type: 'inventory', os, hardware, network, software }) as AgentFrame
 }
 
 const severities = ['critical', 'high', 'medium', 'low', 'info'] as const
@@ -185,7 +187,7 @@ function alert(members: Members): ReadFrame {
   }
 }
 
-/** Replaces U+0000 and lone surrogates by U+FFFD in every string and key of a parsed value. */
+/** Replaces U+0000 and lone surrogates by U+FFFD in every string and key of a parsed value, and what nests too deeply by null. */
 export function clean(value: unknown, depth = 0): unknown {
   if (typeof value === 'string') return cleanText(value)
   if (typeof value !== 'object' || value === null) return value
@@ -194,15 +196,6 @@ export function clean(value: unknown, depth = 0): unknown {
   return Object.fromEntries(
     Object.entries(value).map(([key, member]) => [cleanText(key), clean(member, depth + 1)]),
   )
-}
-
-/** JSON text of what an agent sent; null where it nests too deeply to be written. */
-export function jsonOf(value: unknown): string | null {
-  try {
-    return JSON.stringify(value) ?? null
-  } catch {
-    return null
-  }
 }
 
 function cleanText(text: string): string {

@@ -5,7 +5,6 @@ import { plainArray, textArray, type Database } from '../src/db.ts'
 import { isUuid, newId } from '../src/ids.ts'
 import { limits } from '../src/limits.ts'
 import type { ResultFrame } from '../src/protocol.ts'
-import { jsonOf } from './frames.ts'
 import type { OpenLane } from './lanes.ts'
 import { straySql } from './statements.ts'
 
@@ -42,8 +41,7 @@ export class Strays {
 
   /** When it is refused here, the agent sends it again in 10 s. */
   add(deviceId: string, orgId: string, { id, type: _type, ...rest }: ResultFrame): void {
-    const deep = `{"status":"${rest.status}","error":"the result nests too deeply to be stored"}`
-    this.addText(deviceId, orgId, id, jsonOf(rest) ?? deep)
+    this.addText(deviceId, orgId, id, JSON.stringify(rest))
   }
 
   /** The same, as the JSON text of what the agent said without the id. */

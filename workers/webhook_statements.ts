@@ -199,8 +199,8 @@ export interface Ended {
   outcome: Outcome
   /** Seconds until the next attempt; null: there is none. */
   retrySeconds: number | null
-  /** False where it says nothing about the receiver. */
-  counts: boolean
+  /** False where nothing was sent: no attempt, and nothing about the receiver. */
+  sent: boolean
 }
 
 /** Writes the ends of attempts and what they mean for their webhooks. */
@@ -213,7 +213,7 @@ export async function finish(db: Database, ends: readonly Ended[]): Promise<void
       plainArray(ends.map(({ delivery }) => delivery.attempt)),
       plainArray(ends.map(({ outcome }) => outcome.ok)),
       plainArray(ends.map(({ retrySeconds }) => retrySeconds)),
-      plainArray(ends.map(({ counts }) => counts)),
+      plainArray(ends.map(({ sent }) => sent)),
       plainArray(ends.map(({ outcome }) => outcome.status)),
       textArray(ends.map(({ outcome }) => outcome.response)),
       textArray(ends.map(({ outcome }) => outcome.error)),
@@ -231,19 +231,22 @@ const finishSql = `
 with ended as (
   select * from unnest($1::uuid[], $2::int[], $3::boolean[], $4::float8[], $5::boolean[], $6::int[],
     $7::text[], $8::text[], $9::int[])
-    as t(id, attempt, ok, retry_seconds, counts, response_status, response, error, duration_ms)
+    as t(id, attempt, ok, retry_seconds, sent, response_status, response, error, duration_ms)
 ), written as (
   update webhook_deliveries d set
     status = case when t.ok then 'succeeded' when t.retry_seconds is null then 'failed' else 'pending' end,
     next_attempt_at = now() + make_interval(secs => coalesce(t.retry_seconds, 0)),
     completed_at = case when t.ok or t.retry_seconds is null then now() end,
-    response_status = t.response_status, response = t.response, error = t.error,
-    duration_ms = t.duration_ms
+    attempts = case when t.sent then d.attempts else d.attempts - 1 end,
+    response_status = case when t.sent then t.response_status else d.response_status end,
+    response = case when t.sent then t.response else d.response end,
+    duration_ms = case when t.sent then t.duration_ms else d.duration_ms end,
+    error = t.error
   from ended t where d.id = t.id and d.attempts = t.attempt and d.status = 'pending'
-  returning d.webhook_id, t.ok, t.counts
+  returning d.webhook_id, t.ok, t.sent
 ), told as (
   select webhook_id, bool_or(ok) as ok, count(*)::int as attempts
-  from written where counts group by webhook_id
+  from written where sent group by webhook_id
 ), locked as materialized (
   select w.id from webhooks w join told t on t.webhook_id = w.id
   where not t.ok or w.failures > 0 order by w.id for no key update of w

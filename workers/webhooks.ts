@@ -145,7 +145,7 @@ export class Webhooks {
     const { body, eventId, attempt, manual, status } = delivery
     if (status === 'disabled' && !manual) {
       const outcome = failedFor('the webhook is disabled')
-      return { delivery, outcome, retrySeconds: null, counts: false }
+      return { delivery, outcome, retrySeconds: null, sent: false }
     }
     const seconds = Math.floor(Date.now() / 1000)
     let signed: string
@@ -153,7 +153,7 @@ export class Webhooks {
       signed = signature(this.secretsOf(delivery), eventId, seconds, body)
     } catch (error) {
       const outcome = failedFor(error instanceof Error ? error.message : String(error))
-      return { delivery, outcome, retrySeconds: retrySeconds(attempt), counts: true }
+      return { delivery, outcome, retrySeconds: retrySeconds(attempt), sent: true }
     }
     const headers = {
       'content-type': 'application/json',
@@ -163,8 +163,8 @@ export class Webhooks {
       'webhook-signature': signed,
     }
     const outcome = await this.send({ url: delivery.url, headers, body }, this.stopping.signal)
-    const again = outcome.ok ? null : retrySeconds(attempt)
-    return { delivery, outcome, retrySeconds: again, counts: true }
+    const isOver = outcome.ok || outcome.status === 410
+    return { delivery, outcome, retrySeconds: isOver ? null : retrySeconds(attempt), sent: true }
   }
 
   private secretsOf({ secret, previousSecret }: Claimed): string[] {

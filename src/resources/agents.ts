@@ -322,11 +322,7 @@ async function insertDevice(
   const id = newId()
   const hashes = repeatHashes(call, secret)
   const repeat = hashes && Buffer.concat([hashes.request, hashes.body])
-  const twins = await tx.query<{ id: string }>(
-    `select id from devices
-    where org_id = $1 and machine_id = $2 and decommissioned_at is null limit 5`,
-    [orgId, body.machineId ?? null],
-  )
+  const twins = await twinsOf(tx, place, body.machineId)
   await tx.query(
     `insert into devices (id, org_id, site_id, token_hash, hostname, os, arch, os_version,
       agent_version, machine_id, enroll_key_hash)
@@ -343,20 +339,49 @@ async function insertDevice(
         hostname: body.hostname,
         siteId,
         enrollmentKeyId: keyId,
-        ...(twins.length > 0 ? { sameMachineAs: twins.map((twin) => twin.id) } : {}),
+        ...twins,
       },
     ),
   ])
   const data = { deviceId: id, hostname: body.hostname, siteId }
   await insertEvents(tx, [{ orgId, siteId, type: 'device.enrolled', data }])
-  if (twins.length > 0) await raiseAlerts(tx, [twinAlert(call.body, { id, orgId }, twins)])
+  if (twins) await raiseAlerts(tx, [twinAlert(call.body, { id, orgId, siteId }, twins)])
   return { id, orgId, siteId }
+}
+
+interface Twins {
+  /** Of the same site, the first few. */
+  sameMachineAs: string[]
+  /** Whether there are more at other sites, which not everybody sees who reads of this device. */
+  atOtherSites: boolean
+}
+
+/** Who has this machine id in the organization; undefined: nobody. */
+async function twinsOf(
+  tx: Queryable,
+  { orgId, siteId }: { orgId: string; siteId: string },
+  machineId: string | undefined,
+): Promise<Twins | undefined> {
+  if (machineId === undefined) return undefined
+  const rows = await tx.query<{ id: string; isHere: boolean }>(
+    `with known as not materialized (
+      select id, site_id from devices
+      where org_id = $1 and machine_id = $2 and decommissioned_at is null
+    )
+    (select id, true as "isHere" from known where site_id = $3 limit 5)
+    union all
+    (select id, false from known where site_id <> $3 limit 1)`,
+    [orgId, machineId, siteId],
+  )
+  if (rows.length === 0) return undefined
+  const here = rows.filter(({ isHere }) => isHere)
+  return { sameMachineAs: here.map(({ id }) => id), atOtherSites: here.length < rows.length }
 }
 
 function twinAlert(
   { hostname, machineId }: Body,
-  device: { id: string; orgId: string },
-  twins: readonly { id: string }[],
+  device: { id: string; orgId: string; siteId: string },
+  twins: Twins,
 ): NewAlert {
   return {
     kind: 'duplicate_identity',
@@ -364,8 +389,8 @@ function twinAlert(
     title: `${hostname} enrolled as a machine that is known already`,
     message:
       'A device with this machine id exists, and the new one did not prove to be it: a cloned machine, or one whose agent lost its state. Decommission what is not there any more.',
-    context: { reason: 'machineId', machineId, sameMachineAs: twins.map((twin) => twin.id) },
-    dedupeKey: `duplicate_identity:${device.orgId}:${machineId}`,
+    context: { reason: 'machineId', machineId, ...twins },
+    dedupeKey: `duplicate_identity:${device.siteId}:${machineId}`,
     deviceId: device.id,
     orgId: device.orgId,
   }

@@ -35,7 +35,7 @@ export const eventRoutes: Route[] = [
     name: 'streamEvents',
     tag: 'events',
     summary:
-      'Listen to events (SSE): `id`, `event` with the type, `data` with {id, type, at, orgId, data}.',
+      'Listen to events (SSE): `id`, `event` with the type, `data` with {id, type, at, orgId, data}. Of users and of audit exports hear those who may read users and the audit.',
     may: 'events.read',
     query: StreamQuery,
     headers: ['last-event-id'],
