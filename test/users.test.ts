@@ -215,7 +215,9 @@ test('the last active admin of an organization is neither disabled, demoted nor 
 test('an admin narrowed to sites does not stand in for one who manages users', async () => {
   const { admins } = await newOrganization(undefined, [])
   const [full, narrowed] = admins
-  assert.equal(outcome(await patch(full.id, { role: 'viewer' }, full)), '409 LAST_ADMIN')
+  const refused = await patch(full.id, { role: 'viewer' }, full)
+  assert.equal(outcome(refused), '409 LAST_ADMIN')
+  assert.match(refused.body.error.message, /org_admin who sees the whole organization/)
   assert.equal((await patch(narrowed.id, { role: 'viewer' }, full)).status, 200)
 })
 

@@ -299,8 +299,9 @@ async function requireOtherAdmin(
     [id, role, orgId, before.siteIds !== null],
   )
   if (others.length > 0) return
-  const whose = role === 'platform_admin' ? '' : ' of the organization'
-  const message = `this is the last active ${role}${whose}; make somebody else one first`
+  const whole = before.siteIds === null ? 'who sees the whole organization' : 'of the organization'
+  const who = role === 'platform_admin' ? role : `${role} ${whole}`
+  const message = `this is the last active ${who}; make somebody else one first`
   throw new AppError('LAST_ADMIN', message)
 }
 

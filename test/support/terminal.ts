@@ -101,7 +101,7 @@ export class Operator {
     const ticket = await openTicket(hub, deviceId, { token })
     const operator = new Operator(hub, ticket.id, token)
     operator.join(await openSocket(ticket))
-    await until('the shell', () => operator.opened > 0 || operator.over)
+    await operator.arrives()
     return operator
   }
 
@@ -109,8 +109,25 @@ export class Operator {
   async again(): Promise<Operator> {
     const other = new Operator(this.hub, this.id, this.token)
     await other.reconnect()
-    await until('the shell', () => other.opened > 0)
+    await other.arrives()
     return other
+  }
+
+  /** Waits for the shell; a way between hubs that breaks meanwhile is taken anew, as the page does it. */
+  private async arrives(): Promise<void> {
+    const ways: unknown[] = []
+    await until('the shell', async () => {
+      if (this.opened > 0 || this.over) return true
+      if (this.closed?.code === 1012) {
+        ways.push(this.closed)
+        this.closed = undefined
+        await this.reconnect()
+      }
+      return false
+    }).catch((error: unknown) => {
+      const met = JSON.stringify({ ways, closed: this.closed, shown: this.text.slice(-500) })
+      throw new Error(`there is no shell: ${met}`, { cause: error })
+    })
   }
 
   /** Comes back with a new ticket. */
