@@ -398,13 +398,26 @@ describe('frames', () => {
     agent.frames.length = 0
     const levels = 60_000
     agent.send(`{"type":"inventory","os":${'['.repeat(levels)}${']'.repeat(levels)}}`)
-    // As deep as anybody reads, and nothing below it.
-    const deep = await until('the deep one', async () => {
-      const { inventory } = await device(one.deviceId)
-      return inventory.software === undefined && JSON.stringify(inventory.os)
-    })
-    const kept = limits.jsonDepthMax - 1
-    assert.equal(deep, `${'['.repeat(kept)}null${']'.repeat(kept)}`)
+    assert.match((await agent.frame('error')).message, /nested too deeply/)
+  })
+
+  test('an inventory as deep as allowed is kept whole, a deeper one refused, whatever it is written with', async () => {
+    for (const inner of ['"a"', '"\\u0061"']) {
+      const inventory = (levels: number) =>
+        `{"type":"inventory","hardware":${'['.repeat(levels)}${inner}${']'.repeat(levels)}}`
+      // The frame is a level of its own.
+      const levels = limits.jsonDepthMax - 1
+      agent.send({ type: 'inventory', os: { name: inner } })
+      agent.send(inventory(levels))
+      const kept = await until(
+        'the deep one',
+        async () => (await device(one.deviceId)).inventory.hardware,
+      )
+      assert.equal(JSON.stringify(kept), `${'['.repeat(levels)}"a"${']'.repeat(levels)}`)
+      agent.frames.length = 0
+      agent.send(inventory(levels + 1))
+      assert.match((await agent.frame('error')).message, /nested too deeply: at most 64 levels/)
+    }
   })
 
   test('a version that is cut in the middle of a character holds no half of it', async () => {

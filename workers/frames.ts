@@ -22,12 +22,15 @@ export function readFrame(text: string): ReadFrame {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     return { fault: 'invalid', message: 'the frame is not an object' }
   }
+  const members = value as Members
+  // Before anything is cut off it: an inventory is kept whole or refused.
+  const message = members['type'] === 'inventory' ? tooMuch(members, text.length) : undefined
+  if (message !== undefined) return { fault: 'large', message }
   // Only an escape can bring U+0000 or half a surrogate pair; bytes were checked as UTF-8 before.
-  if (text.includes('\\u')) value = clean(value, 0)
-  return check(value as Members, text.length)
+  return check(text.includes('\\u') ? (clean(members) as Members) : members)
 }
 
-function check(members: Members, chars: number): ReadFrame {
+function check(members: Members): ReadFrame {
   switch (members['type']) {
     case 'heartbeat':
       return { frame: heartbeat(members) }
@@ -41,12 +44,7 @@ function check(members: Members, chars: number): ReadFrame {
     case 'progress':
       return progress(members)
     case 'inventory':
-      return chars > limits.inventoryBytesMax
-        ? {
-            fault: 'large',
-            message: `an inventory may hold at most ${limits.inventoryBytesMax} bytes`,
-          }
-        : { frame: inventory(members) }
+      return { frame: inventory(members) }
     case 'alert':
       return alert(members)
     default:
@@ -161,10 +159,24 @@ function encodedBytes(text: string): number {
   return Buffer.byteLength(JSON.stringify(text)) - 2
 }
 
-function inventory(members: Members): AgentFrame {
-  const { os, hardware, network, software } = members
+function tooMuch(members: Members, chars: number): string | undefined {
+  if (chars > limits.inventoryBytesMax) {
+    return `an inventory may hold at most ${limits.inventoryBytesMax} bytes`
+  }
   // Whoever reads it later need not be able to read any depth.
-  return clean({ type: 'inventory', os, hardware, network, software }) as AgentFrame
+  return nestsBeyond(inventory(members), limits.jsonDepthMax)
+    ? `the inventory is nested too deeply: at most ${limits.jsonDepthMax} levels, its own among them`
+    : undefined
+}
+
+/** Whether objects and arrays lie in each other on more than so many levels; looks no deeper than that. */
+function nestsBeyond(value: unknown, levels: number): boolean {
+  if (typeof value !== 'object' || value === null) return false
+  return levels === 0 || Object.values(value).some((member) => nestsBeyond(member, levels - 1))
+}
+
+function inventory({ os, hardware, network, software }: Members): AgentFrame {
+  return { type: 'inventory', os, hardware, network, software }
 }
 
 const severities = ['critical', 'high', 'medium', 'low', 'info'] as const
