@@ -67,7 +67,7 @@ export interface EmbeddedPostgres {
   readonly url: string
   /** The folder of the socket; empty on TCP. */
   readonly socketDir: string
-  /** The postmaster's process id; another one after a restart. */
+  /** The postmaster's process id; another one after a restart, and 0 where none could be started. */
   readonly pid: number
   /** Disconnects everybody and stops the server, everything written. May be called again. */
   stop: () => Promise<void>

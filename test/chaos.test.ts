@@ -2,13 +2,14 @@
 // PostgreSQL, the hub or the agents are killed. Every command that was accepted reaches exactly one end,
 // and no id runs twice.
 import assert from 'node:assert/strict'
-import { mkdtempSync, readFileSync } from 'node:fs'
+import { mkdtempSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { openDatabase } from '../src/db.ts'
 import { newId } from '../src/ids.ts'
+import { readLock } from '../src/postgres_lock.ts'
 import { SimulatedAgent } from './support/fleet.ts'
 import { admin, enrollmentSecret, startHub, type Device } from './support/hub.ts'
 import { freePort, HubProcess } from './support/hub_process.ts'
@@ -190,9 +191,11 @@ test('PostgreSQL is killed twice: agents stay connected, 503 meanwhile, all resu
   )
   await hub.start()
   await trial.begin()
-  const postmaster = join(dataDir, 'postgres', 'cluster', 'postmaster.pid')
-  await during(trial, 2, () => {
-    process.kill(Number(readFileSync(postmaster, 'utf8').split('\n')[0]), 'SIGKILL')
+  const cluster = join(dataDir, 'postgres', 'cluster')
+  await during(trial, 2, async () => {
+    // While its file is being written it reads as 0, which is the process group of the tests themselves.
+    const pid = await until('a postmaster', () => readLock(cluster)?.pid || undefined)
+    process.kill(pid, 'SIGKILL')
   })
   assert.ok(
     trial.agents.every(({ online }) => online),

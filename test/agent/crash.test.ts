@@ -59,7 +59,8 @@ test('children that outlive their killed shell are found by their mark', async (
     () => existsSync(mark) && readFileSync(mark, 'utf8').trim(),
     'the command',
   )
-  const [child = 0, shell = 0] = text.split(' ').map(Number)
+  // 0 would be the process group of the tests themselves.
+  const [child = NaN, shell = NaN] = text.split(' ').map(Number)
   await first.kill('SIGKILL')
   process.kill(shell, 'SIGKILL')
   await until(async () => (await startTimeOf(shell)) === null, 'the shell to die')
