@@ -110,6 +110,14 @@ test('a store that is full drops heartbeats without ending anyone for their sile
   const count = Math.ceil(limits.storeBytesMax / (2 * output.length)) + 2
   const agents: FakeAgent[] = []
   const ids: string[] = []
+  // From the first one on: the last comes seconds later.
+  const beats = setInterval(() => {
+    for (const agent of agents) if (agent.closed === undefined) agent.heartbeat()
+  }, 100)
+  t.after(() => {
+    clearInterval(beats)
+    for (const agent of agents) agent.socket.terminate()
+  })
   for (let n = 0; n < count; n++) {
     const device = await hub.enroll()
     const agent = await FakeAgent.connect(device, hub.origin)
@@ -119,13 +127,6 @@ test('a store that is full drops heartbeats without ending anyone for their sile
     ids.push(id)
     await agent.frame('command', id)
   }
-  const beats = setInterval(() => {
-    for (const agent of agents) if (agent.closed === undefined) agent.heartbeat()
-  }, 100)
-  t.after(() => {
-    clearInterval(beats)
-    for (const agent of agents) agent.socket.terminate()
-  })
   try {
     await blocker.query('begin; lock table commands in access exclusive mode')
     for (const [n, agent] of agents.entries()) {
