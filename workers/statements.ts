@@ -99,7 +99,7 @@ returning devices.id`
 
 /**
  * What devices have open: commands, threshold alerts, terminals elsewhere; no row for those that have nothing, which
- * is most of a fleet that comes back. Commands are found device by device, since for `= any(…)` PostgreSQL 15 reads an
+ * is most of a fleet that comes back. Commands and terminals are found device by device, since for `= any(…)` PostgreSQL 15 reads an
  * index of all that is open; hence the bounds by sub-select, which is evaluated once, not for each device. Without the
  * upper one the partitions made for months to come are looked into; it is past what any hub's clock calls now.
  * $1 ids, $2 oldest open command in days, $3 node
@@ -123,10 +123,13 @@ with c as (
     and kind in ('cpu_high', 'memory_high', 'disk_high')
   group by device_id
 ), t as (
-  select device_id, json_agg(json_build_object('id', id, 'home', node_id)) as terminals
-  from terminals
-  where device_id = any($1::uuid[]) and ended_at is null and node_id <> $3
-  group by device_id
+  select d.id as device_id, json_agg(json_build_object('id', o.id, 'home', o.node_id)) as terminals
+  from unnest($1::uuid[]) as d(id)
+  cross join lateral (
+    select id, node_id from terminals
+    where device_id = d.id and ended_at is null and node_id <> $3 offset 0
+  ) o
+  group by d.id
 )
 select device_id as id, commands, high, terminals
 from c full join a using (device_id) full join t using (device_id)`
