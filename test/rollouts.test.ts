@@ -473,8 +473,8 @@ describe('a pause', () => {
     )
     holder?.finish('succeed')
     await counted(id, { completed: 1 })
-    await changed(id, 'resume')
     if (blocked) blocked.fate = 'succeed'
+    await changed(id, 'resume')
     const end = await becomesStatus(id, 'completed')
     assert.equal(end.counts.completed, 4)
     assert.deepEqual(
