@@ -32,8 +32,6 @@ const settings = {
   synchronous_commit: 'on',
   full_page_writes: 'on',
   shared_buffers: '128MB',
-  // A hub's pools take about 25; a bench, a second hub and people's psql fit beside it.
-  max_connections: '100',
   // Between checkpoints, so that a burst of commands doesn't force one; bounds recovery too.
   max_wal_size: '2GB',
   // Our statements are short: compiling one costs more than it saves.
@@ -46,6 +44,9 @@ const settings = {
   log_line_prefix: '',
 }
 
+/** A hub's pools take about 40; a bench, a second hub and people's psql fit beside it. */
+const connectionsMax = 100
+
 /** Lines of the server worth telling people: it suffered, or it repairs. */
 const worthTelling =
   /^PANIC|was terminated by signal|was interrupted|No space left|redo (starts|done)/
@@ -54,6 +55,8 @@ export interface EmbeddedOptions {
   /** A folder for this server alone; made when missing. */
   dataDir: string
   log: (message: string) => void
+  /** How many it takes at most; 100 by default. */
+  connections?: number | undefined
   /** The folder with the programs' `bin`, `lib` and `share`; by default npm's package. */
   native?: string | undefined
   /** False: as where user namespaces are forbidden. */
@@ -89,7 +92,7 @@ export async function startEmbedded(options: EmbeddedOptions): Promise<EmbeddedP
     const cluster = await prepareCluster(runner, dataDir, log)
     await freeCluster(cluster, log)
     const address = addressOf(runner, dataDir, tcp)
-    const postmaster = new Postmaster(runner, cluster, address, log)
+    const postmaster = new Postmaster(runner, cluster, address, options)
     await postmaster.start().catch((error: unknown) => {
       removeSocketDir(address)
       throw error
@@ -129,17 +132,19 @@ class Postmaster {
   readonly #cluster: string
   readonly #address: Address
   readonly #log: (message: string) => void
+  readonly #connections: number
   readonly #stopping = new AbortController()
   readonly #onExit = () => this.#signal('INT')
   #child: ChildProcess | undefined
   #startedMs = 0
   #watch: Promise<void> = Promise.resolve()
 
-  constructor(runner: Runner, cluster: string, address: Address, log: (message: string) => void) {
+  constructor(runner: Runner, cluster: string, address: Address, options: EmbeddedOptions) {
     this.#runner = runner
     this.#cluster = cluster
     this.#address = address
-    this.#log = log
+    this.#log = options.log
+    this.#connections = options.connections ?? connectionsMax
   }
 
   get pid(): number {
@@ -200,6 +205,7 @@ class Postmaster {
 
   #launch(): Launched {
     const args = ['-D', this.#cluster, ...this.#address.listen]
+    args.push('-c', `max_connections=${this.#connections}`)
     for (const [name, value] of Object.entries(settings)) args.push('-c', `${name}=${value}`)
     const child = spawnProgram(this.#runner, 'postgres', args, 'INT')
     this.#child = child

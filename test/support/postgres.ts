@@ -14,6 +14,9 @@ import { removeFolder } from './folders.ts'
 /** A test file run by hand keeps its own server this long after its last database, for the next one. */
 const lingerMs = 300
 
+/** Several test files at once, some of them with several hubs, each of which may take forty. */
+const connectionsMax = 400
+
 export interface TestDatabase {
   url: string
   name: string
@@ -99,7 +102,7 @@ async function anyServer(): Promise<{ url: string; stop: () => Promise<void> }> 
   const remove = () => removeFolder(dataDir)
   // Also where nothing stops it any more: the server itself ends with this process.
   process.on('exit', remove)
-  const server = await startEmbedded({ dataDir, log: () => {} })
+  const server = await startEmbedded({ dataDir, log: () => {}, connections: connectionsMax })
   const stop = async () => {
     await server.stop()
     process.off('exit', remove)
