@@ -40,7 +40,7 @@ export const faults: readonly Fault[] = [
   {
     name: 'PostgreSQL restarts',
     // INT is its fast shutdown.
-    strike: async ({ database }) => void signal(database.pid, 'SIGINT'),
+    strike: async ({ database }) => strike(database.pid, 'SIGINT'),
   },
   {
     name: 'an agent storm',
@@ -61,7 +61,7 @@ export const faults: readonly Fault[] = [
     name: 'PostgreSQL is killed',
     // By turns without a word, and told to end at once: both recover from the log at the next start.
     strike: async ({ database }, turn) =>
-      void signal(database.pid, turn % 2 === 0 ? 'SIGKILL' : 'SIGQUIT'),
+      strike(database.pid, turn % 2 === 0 ? 'SIGKILL' : 'SIGQUIT'),
   },
 ]
 
@@ -74,7 +74,7 @@ export function faultOf(period: number): { fault: Fault; turn: number } {
 /** Every process of it stands still for a while, the postmaster first: it would start others. */
 async function freeze(postmaster: number, seconds: number): Promise<void> {
   const stopped = [postmaster]
-  signal(postmaster, 'SIGSTOP')
+  strike(postmaster, 'SIGSTOP')
   try {
     for (const pid of descendants(postmaster)) {
       if (signal(pid, 'SIGSTOP')) stopped.push(pid)
@@ -85,10 +85,16 @@ async function freeze(postmaster: number, seconds: number): Promise<void> {
   }
 }
 
-/** False when it is gone, as a connection's process or a postmaster between two starts, whose pid is 0. */
-export function signal(pid: number, name: NodeJS.Signals): boolean {
+/** Signals a postmaster. Throws where there is none: a blow that hits nobody proves nothing. */
+export function strike(postmaster: number, name: NodeJS.Signals): void {
   // To the system 0 is the process group of the bench itself.
-  if (pid <= 0) return false
+  if (postmaster <= 0)
+    throw new Error(`PostgreSQL is not running, so ${name} can not be sent to it`)
+  process.kill(postmaster, name)
+}
+
+/** A connection's process may end meanwhile. */
+function signal(pid: number, name: NodeJS.Signals): boolean {
   try {
     return process.kill(pid, name)
   } catch {

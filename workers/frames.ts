@@ -199,7 +199,10 @@ function alert(members: Members): ReadFrame {
   }
 }
 
-/** Replaces U+0000 and lone surrogates by U+FFFD in every string and key of a parsed value, and what nests too deeply by null. */
+/**
+ * Replaces U+0000 and lone surrogates by U+FFFD in every string and key of a parsed value, and what nests too deeply
+ * by null.
+ */
 export function clean(value: unknown, depth = 0): unknown {
   if (typeof value === 'string') return cleanText(value)
   if (typeof value !== 'object' || value === null) return value

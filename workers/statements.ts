@@ -99,9 +99,10 @@ returning devices.id`
 
 /**
  * What devices have open: commands, threshold alerts, terminals elsewhere; no row for those that have nothing, which
- * is most of a fleet that comes back. Commands and terminals are found device by device, since for `= any(…)` PostgreSQL 15 reads an
- * index of all that is open; hence the bounds by sub-select, which is evaluated once, not for each device. Without the
- * upper one the partitions made for months to come are looked into; it is past what any hub's clock calls now.
+ * is most of a fleet that comes back. Commands and terminals are found device by device, since for `= any(…)`
+ * PostgreSQL 15 reads an index of all that is open; hence the bounds by sub-select, which is evaluated once, not for
+ * each device. Without the upper one the partitions made for months to come are looked into; it is past what any hub's
+ * clock calls now.
  * $1 ids, $2 oldest open command in days, $3 node
  */
 export const loadSql = `

@@ -9,7 +9,7 @@ import { startRedis, withoutRedis, type TestRedis } from '../../test/support/red
 import { without } from '../../test/support/tools.ts'
 import { startBalancer } from '../balancer.ts'
 import { commandRequests, isCompleted, storedCommands } from '../commands.ts'
-import { signal } from '../faults.ts'
+import { strike } from '../faults.ts'
 import { connectAll, restPerSecond } from '../fleet_phases.ts'
 import { total } from '../fleet_counts.ts'
 import type { Fleet } from '../fleet.ts'
@@ -140,7 +140,7 @@ const faults: Fault[] = [
       const database = hubs[0]?.database
       if (!database) throw new Error('the database is not ours')
       lab.progress.note('database-restart: fast shutdown')
-      signal(database.pid, 'SIGINT')
+      strike(database.pid, 'SIGINT')
       await sleep((seconds * 2000) / 3)
       return 0
     },
